@@ -28,7 +28,7 @@ from rlsrl.data.version import Version
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, Mark, ProducerProgress, TrainerLedger
 from rlsrl.streams.connect import open_sample_consumer, open_sample_producer
 from rlsrl.streams.consumer_core import ConsumerOptions
-from rlsrl.streams.producer_state import ProducerOptions
+from rlsrl.streams.producer_core import ProducerOptions
 
 TOKEN_BYTES, TOKEN = b"x" * 40, "benchmark"
 SECONDS_A_TURN, TIMEOUT = 0.3, 30.0

@@ -12,7 +12,7 @@ from rlsrl.streams.connect import open_sample_consumer, open_sample_producer
 from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.grpc_samples.consumer import GrpcSampleConsumer
 from rlsrl.streams.grpc_samples.producer import GrpcSampleProducer
-from rlsrl.streams.producer_state import ProducerOptions
+from rlsrl.streams.producer_core import ProducerOptions
 from rlsrl.streams.shared_memory.consumer import SharedMemoryConsumer
 from rlsrl.streams.shared_memory.producer import SharedMemoryProducer
 from rlsrl.testing.stream_bench import SharedMemoryTransport, TcpTransport, UnixTransport, small_layout

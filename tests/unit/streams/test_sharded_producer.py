@@ -13,7 +13,7 @@ from rlsrl.data.slots import ProducerId, rollout_layout
 from rlsrl.data.version import Version
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, TrainerLedger, balance, read_pages
 from rlsrl.streams.consumer_core import ConsumerOptions
-from rlsrl.streams.producer_state import ProducerOptions
+from rlsrl.streams.producer_core import ProducerOptions
 from rlsrl.streams.protocols import StreamClosed, StreamTimeout
 from rlsrl.streams.sharded import ShardedProducer
 from rlsrl.streams.shared_memory.consumer import SharedMemoryConsumer

@@ -22,7 +22,7 @@ from rlsrl.runtime.ledger import ActorLedger, TrainerLedger
 from rlsrl.runtime.worker import PollResult
 from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.inference import InferenceBatch, InferenceFailed
-from rlsrl.streams.producer_state import ProducerOptions
+from rlsrl.streams.producer_core import ProducerOptions
 from rlsrl.streams.protocols import StreamClosed
 from rlsrl.testing.contexts import TOKEN, RecordingSession, make_context
 from rlsrl.testing.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer

@@ -27,9 +27,9 @@ from rlsrl.runtime.ledger import (
     read_pages,
     settle_ledger,
 )
+from rlsrl.streams.closable import EventFd
 from rlsrl.streams.connect import open_sample_consumer
 from rlsrl.streams.consumer_core import ConsumerOptions
-from rlsrl.streams.eventfd import EventFd
 from rlsrl.streams.protocols import HandshakeRefused, SampleConsumer, SampleProducer, StreamClosed, StreamTimeout
 from rlsrl.testing.stream_bench import DEADLINE, NUM_LANES, TOKEN, TRANSITIONS, fill, small_layout, value_of
 from rlsrl.workers.build.samples import open_producer

@@ -20,7 +20,7 @@ from rlsrl.parameters.protocols import Parameters
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import ActorLedger, TrainerLedger, balance, read_pages
 from rlsrl.streams.consumer_core import ConsumerOptions
-from rlsrl.streams.producer_state import ProducerOptions
+from rlsrl.streams.producer_core import ProducerOptions
 from rlsrl.streams.protocols import StreamTimeout
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.contexts import TOKEN, RecordingSession, make_context

@@ -16,12 +16,11 @@ from typing_extensions import override
 
 from rlsrl.data.slots import SlotLayout
 from rlsrl.rpc.back_off import BackOff
-from rlsrl.streams.connecting import ConnectingProducer
 from rlsrl.streams.consumer_core import ConsumerMessage, ConsumerOptions, Post, ProducerConnection
 from rlsrl.streams.credits import Credit
+from rlsrl.streams.grpc_samples.consumer import InboxConsumer
 from rlsrl.streams.handshake import Welcome, refusal_to_json
-from rlsrl.streams.inbox import InboxConsumer
-from rlsrl.streams.producer_state import ProducerOptions
+from rlsrl.streams.producer_core import ConnectingProducer, ProducerOptions
 
 
 class InlineChannel:
@@ -133,11 +132,6 @@ class InlineProducer(ConnectingProducer):
     def retries_at(self) -> float:
         return math.inf
 
-    @property
-    @override
-    def _is_connected(self) -> bool:
-        return self._connection is not None
-
     @override
     def close(self) -> None:
         super().close()
@@ -176,12 +170,6 @@ class InlineProducer(ConnectingProducer):
             answer = message.to_json() if isinstance(message, Welcome) else refusal_to_json(message)
             try:
                 self._state.connected(Welcome.from_json(answer, stream=self._channel.name), connection)
-                self._is_admitted = True
             except BaseException:
                 self._disconnect()
                 raise
-
-    def _disconnect(self) -> None:
-        self._connection = None
-        self._is_admitted = False
-        self._state.disconnected()

@@ -28,7 +28,7 @@ from rlsrl.runtime.ledger import ActorLedger, Balance, LedgerPage, TrainerLedger
 from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.grpc_samples.consumer import GrpcSampleConsumer
 from rlsrl.streams.grpc_samples.producer import GrpcSampleProducer
-from rlsrl.streams.producer_state import ProducerOptions
+from rlsrl.streams.producer_core import ProducerOptions
 from rlsrl.streams.protocols import SampleConsumer, SampleProducer, StreamTimeout
 from rlsrl.streams.shared_memory.consumer import SharedMemoryConsumer
 from rlsrl.streams.shared_memory.producer import SharedMemoryProducer

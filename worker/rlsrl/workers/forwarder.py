@@ -21,7 +21,7 @@ import structlog
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.runtime.clock import Clock
-from rlsrl.streams.eventfd import EventFd
+from rlsrl.streams.closable import EventFd
 from rlsrl.streams.protocols import PollableProducer, SampleConsumer, StreamTimeout
 
 MAX_SLOTS_A_POLL = 1024

@@ -1,16 +1,20 @@
-"""The consumer: the event loop's thread moves messages, and the thread that calls ``receive`` decides."""
+"""The consumer: the event loop's thread moves messages, and the thread that calls ``receive`` decides.
+
+Messages wait in an inbox until ``receive`` is called. The in-process test double shares this ``InboxConsumer``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from rlsrl.data.slots import ProducerId, SlotLayout
+from rlsrl.data.slots import ProducerId, Slot, SlotLayout
 from rlsrl.rpc.codec import Malformed
 from rlsrl.rpc.conversations import ConversationServer, ServerStream
 from rlsrl.rpc.tls import Tls
@@ -19,21 +23,76 @@ from rlsrl.streams.consumer_core import (
     CHECKS_PER_TIMEOUT,
     ConsumerMessage,
     ConsumerOptions,
+    CoreConsumer,
     InvalidMessage,
     Post,
     ProducerConnection,
+    ProducerMessage,
 )
 from rlsrl.streams.credits import Credit
 from rlsrl.streams.grpc_samples import wire
 from rlsrl.streams.grpc_samples.wire import SampleMessageKind
 from rlsrl.streams.handshake import PeerRefused, Welcome, refusal_to_json
-from rlsrl.streams.inbox import InboxConsumer
 
 MAX_CONNECTIONS = 320
 """Open connections, admitted or not. Further calls are refused."""
 
 HANDSHAKE_TIMEOUT_SECONDS = 5.0
 """How long a connection may take to send its hello."""
+
+
+class InboxConsumer(CoreConsumer):
+    """A ``SampleConsumer`` whose transport calls ``deliver`` for each message.
+
+    Connections, dead producers and time-outs are handled only inside ``receive``: call it in a loop.
+    """
+
+    def __init__(self, options: ConsumerOptions, *, changed: threading.Condition) -> None:
+        """``changed`` guards the consumer. It is notified of each message and of ``close``."""
+        super().__init__(options, changed)
+        self._changed = changed
+        self._inbox: deque[tuple[ProducerConnection, ProducerMessage]] = deque()
+
+    @override
+    def receive(self, max_items: int, timeout: float) -> Sequence[Slot]:
+        """Return filled slots; see ``SampleConsumer.receive``. A message, ``close`` or the timeout ends the wait.
+
+        After ``close`` it still returns the slots that were acknowledged before.
+        """
+        deadline = self._now() + timeout
+        with self._changed:
+            while not self._closed:
+                self._serve()
+                if self._core.has_arrivals or (now := self._now()) >= deadline:
+                    break
+                self._changed.wait(max(0.0, min(deadline, self._core.next_duty) - now))
+            return self._core.hand_out(max_items)
+
+    def _serve(self) -> None:
+        """Handle the messages that have arrived and do what is due. The lock is held."""
+        while self._inbox:
+            connection, message = self._inbox.popleft()
+            self._core.handle(connection, message)
+        self._core.attend(self._now())
+        self._core.issue()
+
+    def deliver(self, connection: ProducerConnection, message: ProducerMessage) -> None:
+        """Put a message into the inbox. Messages of an ended connection are ignored. Any thread may call it."""
+        with self._changed:
+            if not connection.has_ended:
+                self._inbox.append((connection, message))
+                self._changed.notify_all()
+
+    @override
+    def close(self) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            for connection, _ in self._inbox:
+                connection.has_ended = True
+            self._core.close()
+            self._changed.notify_all()
 
 
 class GrpcSampleConsumer(InboxConsumer):

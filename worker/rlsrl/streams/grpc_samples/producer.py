@@ -22,11 +22,10 @@ from rlsrl.rpc.conversations import Conversation
 from rlsrl.rpc.settings import validate_address
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.coordination import describe
-from rlsrl.streams.connecting import ConnectingProducer
 from rlsrl.streams.grpc_samples import wire
 from rlsrl.streams.grpc_samples.wire import SampleMessage, SampleMessageKind
 from rlsrl.streams.handshake import Welcome
-from rlsrl.streams.producer_state import ProducerOptions
+from rlsrl.streams.producer_core import ConnectingProducer, ProducerOptions
 from rlsrl.streams.protocols import HandshakeRefused, StreamError
 
 LEAVE_SECONDS = 1.0
@@ -122,7 +121,7 @@ class GrpcSampleProducer(ConnectingProducer):
         """Show life: read the clock, and send a small message a few times within the peer time-out."""
         self._touches += 1
         connection = self._connection
-        if connection is not None and self._is_admitted and (now := self._now()) >= self._shows_life_at:
+        if connection is not None and self._state.is_admitted and (now := self._now()) >= self._shows_life_at:
             self._shows_life_at = now + connection.show_life_within
             self._touches_sent = self._touches
             connection.show_life(self._touches)
@@ -141,20 +140,15 @@ class GrpcSampleProducer(ConnectingProducer):
     def retries_at(self) -> float:
         if self._connection is None:
             return self._retries_at
-        return math.inf if self._is_admitted else self._gives_up_at
-
-    @property
-    @override
-    def _is_connected(self) -> bool:
-        return self._connection is not None
+        return math.inf if self._state.is_admitted else self._gives_up_at
 
     @override
     def _dispose(self) -> None:
         # The consumer takes the credits back when the call ends.
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._disconnect()
         if connection is not None:
             connection.close(LEAVE_SECONDS)
-        self._state.disconnected()
 
     @override
     def _sleep(self, seconds: float) -> None:
@@ -169,7 +163,7 @@ class GrpcSampleProducer(ConnectingProducer):
             self._wake.set()
         while (connection := self._connection) is not None and connection.incoming:
             self._read(connection, connection.incoming.popleft())
-        if connection is not None and not self._is_admitted and self._now() >= self._gives_up_at:
+        if connection is not None and not self._state.is_admitted and self._now() >= self._gives_up_at:
             _log.info("consumer_silent", address=self._address, seconds=ADMISSION_SECONDS)
             self._disconnect()
             connection.close()
@@ -201,10 +195,9 @@ class GrpcSampleProducer(ConnectingProducer):
             self._state.credited(first, second, Version(attempt, step))
         elif message.kind is SampleMessageKind.ACK:
             self._state.acknowledged(first)
-        elif message.kind in (SampleMessageKind.WELCOME, SampleMessageKind.REFUSED) and not self._is_admitted:
+        elif message.kind in (SampleMessageKind.WELCOME, SampleMessageKind.REFUSED) and not self._state.is_admitted:
             welcome = Welcome.from_json(wire.read_handshake(message), stream=self._address)
             self._back_off.reset()
-            self._is_admitted = True
             self._shows_life_at = -math.inf
             connection.begin(welcome.num_slots, first / 1000)
             self._state.connected(welcome, connection)
@@ -223,8 +216,3 @@ class GrpcSampleProducer(ConnectingProducer):
             raise StreamError(f"sample stream {self._address}: {error}") from error
         elif error is not None:
             raise StreamError(f"sample stream {self._address} failed: {error!r}") from error
-
-    def _disconnect(self) -> None:
-        self._connection = None
-        self._is_admitted = False
-        self._state.disconnected()

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from rlsrl.data.slots import Slot, SlotLayout
 from rlsrl.rpc import local
+from rlsrl.streams.closable import EventFd
 from rlsrl.streams.consumer_core import (
     ConsumerMessage,
     ConsumerOptions,
@@ -25,7 +26,6 @@ from rlsrl.streams.consumer_core import (
     ProducerMessage,
 )
 from rlsrl.streams.credits import Credit
-from rlsrl.streams.eventfd import EventFd
 from rlsrl.streams.handshake import PeerRefused, Welcome, refusal_to_json
 from rlsrl.streams.shared_memory.segment import Segment
 from rlsrl.streams.shared_memory.wire import ACK, CREDIT, MESSAGE, POST, PeerGone, receive, send, shut

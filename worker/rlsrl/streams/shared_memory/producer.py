@@ -14,9 +14,8 @@ from typing_extensions import override
 from rlsrl.data.version import Version
 from rlsrl.rpc import local
 from rlsrl.rpc.back_off import BackOff
-from rlsrl.streams.connecting import ConnectingProducer
 from rlsrl.streams.handshake import Welcome
-from rlsrl.streams.producer_state import ProducerOptions
+from rlsrl.streams.producer_core import ConnectingProducer, ProducerOptions
 from rlsrl.streams.protocols import StreamError
 from rlsrl.streams.shared_memory.segment import Segment
 from rlsrl.streams.shared_memory.wire import ACK, CREDIT, MESSAGE, POST, PeerGone, receive, send
@@ -46,7 +45,7 @@ class SharedMemoryProducer(ConnectingProducer):
         """Prepare to connect to the ``SharedMemoryConsumer`` that listens on the abstract socket ``name``."""
         back_off = BackOff(first_seconds=FIRST_BACK_OFF_SECONDS, max_seconds=local.MAX_BACK_OFF_SECONDS)
         super().__init__(name, options, back_off)
-        self._socket: socket.socket | None = None
+        self._connection: socket.socket | None = None
         self._progress = _unread_progress()
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
@@ -64,12 +63,7 @@ class SharedMemoryProducer(ConnectingProducer):
     @property
     @override
     def retries_at(self) -> float:
-        return math.inf if self._is_connected else self._retries_at
-
-    @property
-    @override
-    def _is_connected(self) -> bool:
-        return self._socket is not None
+        return self._retries_at if self._connection is None else math.inf
 
     @override
     def _dispose(self) -> None:
@@ -83,23 +77,21 @@ class SharedMemoryProducer(ConnectingProducer):
 
     @override
     def _advance(self) -> None:
-        if self._socket is None and self._now() >= self._retries_at:
+        if self._connection is None and self._now() >= self._retries_at:
             self._connect()
-        if self._socket is not None and not self._is_admitted:
-            self._read_welcome(self._socket)
-        if self._socket is not None and self._is_admitted:
-            self._read(self._socket)
+        if self._connection is not None:
+            (self._read if self._state.is_admitted else self._read_welcome)(self._connection)
 
     def _connect(self) -> None:
         self._begin_attempt()
         try:
-            self._socket = local.connect(self._address, timeout=FIRST_BACK_OFF_SECONDS)
+            self._connection = local.connect(self._address, timeout=FIRST_BACK_OFF_SECONDS)
         except (ConnectionError, BlockingIOError, TimeoutError):
             return  # no consumer, or a full backlog: ``retries_at`` is the time of the next attempt
-        self._socket.setblocking(False)
-        self._poll.register(self._socket, select.EPOLLIN)
+        self._connection.setblocking(False)
+        self._poll.register(self._connection, select.EPOLLIN)
         try:
-            local.send_json(self._socket, self._state.hello().to_json(self._token))
+            local.send_json(self._connection, self._state.hello().to_json(self._token))
         except ConnectionError:
             self._disconnect()
 
@@ -122,13 +114,13 @@ class SharedMemoryProducer(ConnectingProducer):
         finally:
             for fd in fds:
                 os.close(fd)
+        self._read(connection)
 
     def _begin(self, connection: socket.socket, welcome: Welcome, fds: list[int]) -> None:
         if not fds:
             raise StreamError(f"sample stream {self._address}: the consumer's answer carries no memory")
         segment = Segment(fds.pop(), self._layout, welcome.num_slots)
         segment.close_descriptor()
-        self._is_admitted = True
         self._back_off.reset()
         self._progress = segment.progress
         self._state.connected(welcome, _SharedMemoryConnection(connection, segment))
@@ -152,13 +144,12 @@ class SharedMemoryProducer(ConnectingProducer):
             elif kind == ACK:
                 self._state.acknowledged(first)
 
+    @override
     def _disconnect(self) -> None:
-        if self._socket is not None:
-            self._poll.unregister(self._socket)
-            self._socket.close()
-        self._socket = None
-        self._is_admitted = False
-        self._state.disconnected()
+        if self._connection is not None:
+            self._poll.unregister(self._connection)
+            self._connection.close()
+        super()._disconnect()
 
 
 def _unread_progress() -> memoryview:

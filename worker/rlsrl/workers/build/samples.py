@@ -14,7 +14,7 @@ from rlsrl.runtime.addresses import Directory, own_address
 from rlsrl.runtime.ledger import ProducerAccount
 from rlsrl.streams.connect import open_sample_consumer, open_sample_producer
 from rlsrl.streams.consumer_core import ConsumerOptions
-from rlsrl.streams.producer_state import ProducerOptions
+from rlsrl.streams.producer_core import ProducerOptions
 from rlsrl.streams.protocols import ConsumerLedger, PollableProducer, ProducerLedger, SampleConsumer
 from rlsrl.streams.sharded import ShardedProducer
 from rlsrl.workers.context import WorkerContext

@@ -1,6 +1,6 @@
-"""A producer's slots on every transport: credits, slots in hand, and posted slots without an acknowledgement.
+"""The part of a producer that all transports share: its slots, and connecting inside ``acquire`` and ``flush``.
 
-Transports connect and move messages. All use this state, so they cannot differ in what they promise. It uses no
+Transports connect and move messages. All use ``ProducerState``, so they cannot differ in what they promise. It uses no
 sockets, no threads and no clock. It is not thread-safe: the transport holds a lock.
 
 Memory belongs to a connection. After a connection breaks, slots in hand and unacknowledged slots keep its memory until
@@ -9,6 +9,8 @@ their content is copied into slots of the next connection.
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -16,13 +18,16 @@ from itertools import count
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from rlsrl.data.slots import ProducerId, Slot, SlotLayout
 from rlsrl.data.version import Version
+from rlsrl.rpc.back_off import BackOff
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.ledger import ProducerProgress
+from rlsrl.streams.closable import Closable
 from rlsrl.streams.handshake import Hello, UnacknowledgedSlot, Welcome
-from rlsrl.streams.protocols import ProducerLedger, StreamError
+from rlsrl.streams.protocols import PollableProducer, ProducerLedger, StreamError, StreamTimeout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,18 +67,18 @@ class ProducerState:
     """A producer's slots from credit to acknowledgement."""
 
     def __init__(self, options: ProducerOptions) -> None:
-        layout = options.layout
-        self._producer = options.producer_id
-        self._layout = layout
-        self._max_transitions = layout.num_steps * layout.num_lanes
-        self._ledger = options.ledger
+        self._options = options
+        self._max_transitions = options.layout.num_steps * options.layout.num_lanes
         self._progress = options.progress
-        self._on_settled = options.on_settled
-        self._sequences = options.sequences
         self._connection: ConsumerConnection | None = None
         self._credits: deque[tuple[int, int, Version]] = deque()
         self._in_hand: dict[Slot, None] = {}
         self._posted: dict[int, Slot] = {}
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether there is an admitted connection."""
+        return self._connection is not None
 
     @property
     def unacknowledged(self) -> tuple[UnacknowledgedSlot, ...]:
@@ -83,8 +88,8 @@ class ProducerState:
     def hello(self) -> Hello:
         """Return the first message of a new connection."""
         return Hello(
-            producer=self._producer,
-            layout=self._layout,
+            producer=self._options.producer_id,
+            layout=self._options.layout,
             unacknowledged=self.unacknowledged,
             num_in_hand=len(self._in_hand),
             progress=self._progress,
@@ -107,7 +112,7 @@ class ProducerState:
             self._send(slot, connection)
         if self._progress.left:
             self._progress = replace(self._progress, left=())
-            self._on_settled()
+            self._options.on_settled()
 
     def disconnected(self) -> None:
         """End the connection. Its unused credits are void."""
@@ -121,7 +126,7 @@ class ProducerState:
     def acknowledged(self, sequence: int) -> None:
         """Forget posted slots up to ``sequence``: the consumer has them."""
         for done in [posted for posted in self._posted if posted <= sequence]:
-            self._ledger.acknowledge(done)
+            self._options.ledger.acknowledge(done)
             slot = self._posted.pop(done)
             self._progress = replace(self._progress, sequence=slot.sequence, acknowledged=slot.total)
 
@@ -145,8 +150,8 @@ class ProducerState:
         if not 0 <= slot.num_transitions <= self._max_transitions:
             raise ValueError(f"num_transitions is {slot.num_transitions}; allowed are 0 to {self._max_transitions}")
         del self._in_hand[slot]
-        slot.producer, slot.sequence = self._producer, next(self._sequences)
-        slot.total = self._ledger.produce(slot.sequence, slot.num_transitions)
+        slot.producer, slot.sequence = self._options.producer_id, next(self._options.sequences)
+        slot.total = self._options.ledger.produce(slot.sequence, slot.num_transitions)
         self._posted[slot.sequence] = slot
         if self._connection is not None:
             self._send(slot, self._connection)
@@ -158,3 +163,84 @@ class ProducerState:
                 arrays[name][...] = array
             slot.arrays = arrays
         connection.post(slot.handle, slot.credit, slot.sequence, slot.num_transitions, slot.total)
+
+
+class ConnectingProducer(Closable, PollableProducer):
+    """A producer with one connection at a time. ``acquire`` and ``flush`` connect it and reconnect it.
+
+    The constructor does not connect. One thread uses the producer; any thread may call ``close``.
+    """
+
+    def __init__(self, address: str, options: ProducerOptions, back_off: BackOff) -> None:
+        """Prepare to connect to the consumer at ``address``; wait ``back_off`` between two attempts."""
+        super().__init__(f"this producer of {address}")
+        self._address = address
+        self._token = options.token
+        self._layout = options.layout
+        self._now = options.clock.monotonic
+        self._state = ProducerState(options)
+        self._connection: object | None = None
+        """The transport's connection, admitted or not."""
+        self._back_off = back_off
+        self._retries_at = -math.inf
+        self._touches = 0
+
+    @override
+    def acquire(self, timeout: float) -> Slot:
+        deadline = self._now() + timeout
+        with self._exclusive():
+            self._advance()
+            while (slot := self._state.take_credit()) is None:
+                self._wait(deadline, "no credit came")
+            return slot
+
+    @override
+    def post(self, slot: Slot) -> None:
+        with self._exclusive():
+            self._state.post(slot)
+
+    @override
+    def flush(self, timeout: float) -> None:
+        deadline = self._now() + timeout
+        with self._exclusive():
+            self._advance()
+            while self._state.unacknowledged:
+                self._wait(deadline, f"{len(self._state.unacknowledged)} slots were not acknowledged")
+
+    @property
+    @override
+    def unacknowledged(self) -> tuple[UnacknowledgedSlot, ...]:
+        return self._state.unacknowledged
+
+    @abstractmethod
+    def _advance(self) -> None:
+        """Do what needs no waiting: connect, read the consumer's answer, read messages."""
+
+    @abstractmethod
+    def _sleep(self, seconds: float) -> None:
+        """Wait for a message of the consumer or for ``_wake``, at most ``seconds``."""
+
+    def _disconnect(self) -> None:
+        """Forget the connection."""
+        self._connection = None
+        self._state.disconnected()
+
+    def _begin_attempt(self) -> None:
+        """Set the time of the next attempt, for the case that the attempt which begins now fails."""
+        self._retries_at = self._now() + self._back_off.next_delay()
+
+    def _wait(self, deadline: float, problem: str) -> None:
+        """Wait for the next event and handle it.
+
+        Raises:
+            StreamTimeout: the deadline has passed.
+            StreamClosed: ``close`` was called.
+        """
+        now = self._now()
+        if now >= deadline:
+            without = "not connected" if self._connection is None else "waiting to be admitted"
+            state = "connected" if self._state.is_admitted else without
+            raise StreamTimeout(f"sample stream {self._address}: {problem} in time ({state})")
+        self._sleep(max(0.0, min(deadline, self.retries_at) - now))
+        self._check_open()
+        self._advance()
