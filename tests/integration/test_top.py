@@ -81,7 +81,7 @@ def coordinator(pods: Pods, cluster: KubectlStandIn) -> subprocess.Popen[bytes]:
 def test_top_shows_the_work_and_waits_of_each_role(pods: Pods, coordinator: subprocess.Popen[bytes]) -> None:
     assert coordinator.poll() is None
     for role in ("policy", "buffer", "trainer", "actor"):
-        pods.start(role, getattr(pods.resolved, role), *(["--attempt", "1"] if role == "trainer" else []))
+        pods.start(role, pods.resolved.configs[role], *(["--attempt", "1"] if role == "trainer" else []))
 
     def known(role: str) -> bool:
         workers = pods.status()["roles"].get(role, [])

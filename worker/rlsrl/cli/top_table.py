@@ -10,10 +10,13 @@ from rlsrl.local.worker_report import (
     UNKNOWN,
     activity,
     busy,
+    counted,
     mapping,
     number,
     reports_of,
+    shown,
     state,
+    version,
     waits,
     works,
 )
@@ -22,7 +25,8 @@ MAX_WORKERS_A_ROLE = 8
 """Workers shown of a role. Further workers appear in the role's own line only."""
 HEADER = ("ROLE", "INDEX", "HOST", "STATE", "BUSY", "VERSION", "PER SECOND", "WAITS FOR", "WORK")
 
-
+RATE = "samples_per_second"
+"""The worker's statistic under PER SECOND."""
 RATE_UNITS = {"policy": "requests"}
 """The unit of a role's rate; by default transitions."""
 
@@ -35,41 +39,41 @@ def top_table(page: StatusPage, *, whole: bool = False) -> str:
     for role in mapping(page, "roles"):
         reports = reports_of(page, role)
         rows.append(_role(role, reports))
-        shown = reports if whole or len(reports) <= MAX_WORKERS_A_ROLE else reports[: MAX_WORKERS_A_ROLE - 1]
-        rows += [_worker(report) for report in shown]
-        if rest := len(reports) - len(shown):
+        listed = reports if whole or len(reports) <= MAX_WORKERS_A_ROLE else reports[: MAX_WORKERS_A_ROLE - 1]
+        rows += [_worker(report) for report in listed]
+        if rest := len(reports) - len(listed):
             rows.append(("", "", f"and {rest} more", *[""] * (len(HEADER) - 3)))
     return printable(f"{_experiment(page)}\n\n{columns([HEADER, *rows])}")
 
 
 def _experiment(page: StatusPage) -> str:
     totals = mapping(page, "totals")
-    shown = {
+    labels = {
         "env steps": ("env_steps", ",.0f"),
         "train steps": ("train_steps", ",.0f"),
         "env steps/s": ("env_steps_per_second", ",.0f"),
         "return": ("return_mean", ".1f"),
         "lag": ("policy_lag", "g"),
     }
-    figures = [f"{label} {_text(number(totals, name), style)}" for label, (name, style) in shown.items()]
-    version = totals.get("version") or UNKNOWN
-    return f"{page.get('experiment', '')}: {page.get('phase', UNKNOWN)}, {', '.join(figures)}, version {version}"
+    figures = [f"{label} {shown(totals, name, style)}" for label, (name, style) in labels.items()]
+    return (
+        f"{page.get('experiment', '')}: {page.get('phase', UNKNOWN)}, {', '.join(figures)}, version {version(totals)}"
+    )
 
 
 def _role(role: str, reports: Sequence[StatusPage]) -> tuple[str, ...]:
     """Return a role's row: number of workers by state, mean activity, sum of rates."""
     states = [state(report) for report in reports]
-    by_state = ", ".join(f"{states.count(each)} {each}" for each in dict.fromkeys(states)) or "none"
     shares = activity(reports)
-    rates = [rate for report in reports if (rate := _per_second(report)) is not None]
+    rates = [rate for report in reports if (rate := number(mapping(report, "stats"), RATE)) is not None]
     return (
         role,
         "",
         "",
-        by_state,
+        counted(states) or "none",
         busy(shares),
         "",
-        f"{_rate(sum(rates))} {RATE_UNITS.get(role, 'transitions')}" if rates else UNKNOWN,
+        f"{sum(rates):,.0f} {RATE_UNITS.get(role, 'transitions')}" if rates else UNKNOWN,
         waits(shares),
         works(shares),
     )
@@ -83,20 +87,8 @@ def _worker(report: StatusPage) -> tuple[str, ...]:
         str(report.get("host") or UNKNOWN),
         state(report),
         busy(shares),
-        str(report.get("version") or UNKNOWN),
-        _rate(_per_second(report)),
+        version(report),
+        shown(mapping(report, "stats"), RATE, ",.0f"),
         waits(shares),
         works(shares),
     )
-
-
-def _per_second(report: StatusPage) -> float | None:
-    return number(mapping(report, "stats"), "samples_per_second")
-
-
-def _rate(rate: float | None) -> str:
-    return UNKNOWN if rate is None else f"{rate:,.0f}"
-
-
-def _text(value: float | None, style: str) -> str:
-    return UNKNOWN if value is None else format(value, style)

@@ -41,6 +41,8 @@ def check_environment(env: gymnasium.Env[Any, Any], *, num_steps: int = 200, see
 
 def _problems(env: gymnasium.Env[Any, Any], num_steps: int, seed: int) -> Iterator[str]:
     """Yield problems as they are found. Stop early where further steps make no sense."""
+    from rlsrl.envs.wrappers import random_action
+
     env.action_space.seed(seed)
     first = yield from _reset(env, seed)
     if first is None:
@@ -50,7 +52,7 @@ def _problems(env: gymnasium.Env[Any, Any], num_steps: int, seed: int) -> Iterat
         yield f"reset(seed={seed}) gave two different observations: call super().reset(seed=seed), use self.np_random"
     observation = first if again is None else again
     for _ in range(num_steps):
-        result: Any = env.step(env.action_space.sample(_legal(env, observation)))
+        result: Any = env.step(random_action(env, observation))
         if not isinstance(result, tuple) or len(result) != 5:
             yield f"step() returned {_described(result)}, not (observation, reward, terminated, truncated, info)"
             return
@@ -61,13 +63,6 @@ def _problems(env: gymnasium.Env[Any, Any], num_steps: int, seed: int) -> Iterat
             observation = yield from _reset(env, None)
             if observation is None:
                 return
-
-
-def _legal(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
-    """Return the mask to sample an action with, or None if the environment has no mask."""
-    from rlsrl.envs.wrappers import ActionMask
-
-    return np.asarray(observation[env.key], np.int8) if isinstance(env, ActionMask) else None
 
 
 def _reset(env: gymnasium.Env[Any, Any], seed: int | None) -> Generator[str, None, Any]:

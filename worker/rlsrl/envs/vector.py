@@ -191,10 +191,12 @@ class LoopVectorEnv(VectorEnv):
             raise self._failure(lane, error) from error
 
     def _decorrelated(self, lane: int, seed: int, observation: Any) -> Any:
+        from rlsrl.envs.wrappers import random_action
+
         env, rng = self._envs[lane], np.random.default_rng((seed, _DECORRELATION))
         env.action_space.seed(int(rng.integers(2**31)))
         for _ in range(int(rng.integers(self._max_decorrelation_steps + 1))):
-            observation, reward, terminated, truncated, info = self._steps[lane](self._random_action(env, observation))
+            observation, reward, terminated, truncated, info = self._steps[lane](random_action(env, observation))
             self._returns[lane] += float(reward)
             self._lengths[lane] += 1
             if terminated or truncated:
@@ -202,14 +204,6 @@ class LoopVectorEnv(VectorEnv):
                 if EPISODE_CONTINUES not in info:
                     self._returns[lane], self._lengths[lane] = 0.0, 0
         return observation
-
-    def _random_action(self, env: gymnasium.Env[Any, Any], observation: Any) -> Any:
-        if (path := self.spec.action.mask) is None:
-            return env.action_space.sample()
-        mask: Any = observation
-        for key in dict(self._keys)[path]:
-            mask = mask[key]
-        return env.action_space.sample(mask=np.asarray(mask, np.int8))
 
     def _failure(self, lane: int, error: Exception) -> EnvironmentFailed:
         rank = self._first_rank + lane

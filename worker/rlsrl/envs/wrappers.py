@@ -125,3 +125,9 @@ class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"{info.get(self.key)!r}, where {self._shape[0]} entries are needed"
             )
         return np.where(mask != 0, np.int8(1), np.int8(0))
+
+
+def random_action(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
+    """Return a random action of the environment; a legal one if its outermost wrapper is an ``ActionMask``."""
+    mask = np.asarray(observation[env.key], np.int8) if isinstance(env, ActionMask) else None
+    return env.action_space.sample(mask)

@@ -21,10 +21,13 @@ from rlsrl.local.worker_report import (
     UNKNOWN,
     activity,
     busy,
+    counted,
     mapping,
     number,
     reports_of,
+    shown,
     state,
+    version,
     waits,
 )
 
@@ -112,12 +115,11 @@ def rows(view: RunView) -> list[ProcessRow]:
     found: list[ProcessRow] = []
     for role in dict.fromkeys(process.role for process in view.processes):
         of_role = [process for process in view.processes if process.role == role]
-        shown = of_role if len(of_role) <= MAX_ROWS_A_ROLE else of_role[: MAX_ROWS_A_ROLE - 1]
-        found += [_row(process, view, reports) for process in shown]
-        if rest := of_role[len(shown) :]:
+        listed = of_role if len(of_role) <= MAX_ROWS_A_ROLE else of_role[: MAX_ROWS_A_ROLE - 1]
+        found += [_row(process, view, reports) for process in listed]
+        if rest := of_role[len(listed) :]:
             states = [_state(process, view, reports) for process in rest]
-            counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-            found.append(ProcessRow(name=f"{len(rest)} more {role}s", state=counted))
+            found.append(ProcessRow(name=f"{len(rest)} more {role}s", state=counted(states)))
     return found
 
 
@@ -139,17 +141,17 @@ def _has_totals(view: RunView) -> bool:
 
 def _figures(view: RunView) -> list[str]:
     totals = mapping(view.status, "totals")
-    shown = {goal.label: _goal_text(goal) for goal in goals(view.stop, totals, view.elapsed_seconds)}
-    shown.pop("seconds", None)  # the line begins with the elapsed seconds
-    return_mean = shown.pop("return", f"return {_text(totals, 'return_mean', '.1f')}")
-    env_steps = shown.pop("env steps", f"env steps {_text(totals, 'env_steps', ',.0f')}")
+    texts = {goal.label: _goal_text(goal) for goal in goals(view.stop, totals, view.elapsed_seconds)}
+    texts.pop("seconds", None)  # the line begins with the elapsed seconds
+    return_mean = texts.pop("return", f"return {shown(totals, 'return_mean', '.1f')}")
+    env_steps = texts.pop("env steps", f"env steps {shown(totals, 'env_steps', ',.0f')}")
     return [
         return_mean,
         env_steps,
-        *shown.values(),
-        f"{_text(totals, 'env_steps_per_second', ',.0f')} steps/s",
-        f"lag {_text(totals, 'policy_lag', 'g')}",
-        f"version {_version(totals)}",
+        *texts.values(),
+        f"{shown(totals, 'env_steps_per_second', ',.0f')} steps/s",
+        f"lag {shown(totals, 'policy_lag', 'g')}",
+        f"version {version(totals)}",
         *_evaluation(view),
     ]
 
@@ -163,9 +165,9 @@ def render(view: RunView) -> RenderableType:
         bar = ProgressBar(total=1.0, completed=goal.fraction, width=30)
         progress.add_row(goal.label, bar, _goal_text(goal).removeprefix(goal.label).strip())
     numbers = Text(
-        f"{_text(totals, 'env_steps', ',.0f')} env steps   {_text(totals, 'env_steps_per_second', ',.0f')} steps/s   "
-        f"return {_text(totals, 'return_mean', '.1f')}   lag {_text(totals, 'policy_lag', 'g')}   "
-        f"version {_version(totals)}" + "".join(f"   {text}" for text in _evaluation(view))
+        f"{shown(totals, 'env_steps', ',.0f')} env steps   {shown(totals, 'env_steps_per_second', ',.0f')} steps/s   "
+        f"return {shown(totals, 'return_mean', '.1f')}   lag {shown(totals, 'policy_lag', 'g')}   "
+        f"version {version(totals)}" + "".join(f"   {text}" for text in _evaluation(view))
     )
     table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim", expand=True)
     for title in ("process", "state", "busy", "waits for", "version"):
@@ -198,7 +200,7 @@ def _phase(view: RunView) -> str:
 def _row(process: ProcessState, view: RunView, reports: Mapping[int, Mapping[str, Any]]) -> ProcessRow:
     report = reports.get(process.pid, {}) if process.pid is not None else {}
     stats = {name: value for name, value in mapping(report, "stats").items() if isinstance(value, int | float)}
-    shown = [
+    figures = [
         f"{name} {format(value, ',.0f' if abs(value) >= 1000 else '.4g')}"
         for name, value in sorted(stats.items())[:SHOWN_STATS]
     ]
@@ -209,7 +211,7 @@ def _row(process: ProcessState, view: RunView, reports: Mapping[int, Mapping[str
         busy=busy(shares),
         waits=waits(shares),
         version=str(report.get("version") or ""),
-        stats="  ".join(shown),
+        stats="  ".join(figures),
     )
 
 
@@ -245,12 +247,3 @@ def _goal_text(goal: Goal) -> str:
     current = UNKNOWN if goal.current is None else format(goal.current, style)
     target = format(goal.target, ",.0f" if goal.target.is_integer() else ",g")
     return f"{goal.label} {current} of {target}"
-
-
-def _text(totals: Mapping[str, Any], name: str, style: str) -> str:
-    value = number(totals, name)
-    return UNKNOWN if value is None else format(value, style)
-
-
-def _version(totals: Mapping[str, Any]) -> str:
-    return str(totals.get("version") or UNKNOWN)

@@ -33,6 +33,22 @@ def number(values: Mapping[str, Any], name: str) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
+def shown(values: Mapping[str, Any], name: str, style: str) -> str:
+    """Return a member that is a number as text in that format; ``-`` for anything else."""
+    value = number(values, name)
+    return UNKNOWN if value is None else format(value, style)
+
+
+def version(values: Mapping[str, Any]) -> str:
+    """Return the version of the weights; ``-`` before the first."""
+    return str(values.get("version") or UNKNOWN)
+
+
+def counted(states: Sequence[str]) -> str:
+    """Return each state with the number of its workers."""
+    return ", ".join(f"{states.count(each)} {each}" for each in dict.fromkeys(states))
+
+
 def state(report: Mapping[str, Any]) -> str:
     """Return the worker's state; ``silent`` if its heartbeats have stopped."""
     return "silent" if report.get("stale") else str(report.get("state") or "starting")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from rlsrl.envs.factory import EnvironmentSource, make_environment
-from rlsrl.envs.spaces import observation_keys, spec_of
+from rlsrl.envs.spaces import spec_of
 from rlsrl.envs.vector import EnvironmentFailed
+from rlsrl.envs.wrappers import random_action
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.sizing.workload import EnvironmentSpeed
 
@@ -41,24 +39,23 @@ def measure_environment(source: EnvironmentSource, *, seconds: float = SECONDS) 
     """
     try:
         with closing(make_environment(source)) as env:
-            act = _actions(env)
+            spec_of(env)  # Raises if a space is not supported.
+            env.action_space.seed(0)
             observation, _ = env.reset(seed=0)
             for _ in range(WARM_STEPS):
-                observation = _step(env, act(observation))[0]
-            return _measure(env, act, observation, seconds)
+                observation = _step(env, random_action(env, observation))[0]
+            return _measure(env, observation, seconds)
     except ConfigurationError:
         raise
     except Exception as error:
         raise EnvironmentFailed(f"{source} raised {type(error).__name__}: {error}") from error
 
 
-def _measure(
-    env: gymnasium.Env[Any, Any], act: Callable[[Any], Any], observation: Any, seconds: float
-) -> EnvironmentSpeed:
+def _measure(env: gymnasium.Env[Any, Any], observation: Any, seconds: float) -> EnvironmentSpeed:
     spent, steps, resets = 0.0, 0, 0
     began, computed, queued = time.perf_counter(), time.thread_time(), _queued_seconds()
     while (elapsed := time.perf_counter() - began) < seconds or steps < LEAST_STEPS:
-        action = act(observation)
+        action = random_action(env, observation)
         before = time.perf_counter()
         observation, ended = _step(env, action)
         spent += time.perf_counter() - before
@@ -84,22 +81,6 @@ def _step(env: gymnasium.Env[Any, Any], action: Any) -> tuple[Any, bool]:
     if terminated or truncated:
         return env.reset()[0], True
     return observation, False
-
-
-def _actions(env: gymnasium.Env[Any, Any]) -> Callable[[Any], Any]:
-    """Return a function from an observation to a random legal action."""
-    spec = spec_of(env)
-    env.action_space.seed(0)
-    if (path := spec.action.mask) is None:
-        return lambda _: env.action_space.sample()
-    keys = dict(observation_keys(env.observation_space))[path]
-
-    def legal(observation: Any) -> Any:
-        for key in keys:
-            observation = observation[key]
-        return env.action_space.sample(mask=np.asarray(observation, np.int8))
-
-    return legal
 
 
 def _queued_seconds() -> float:
