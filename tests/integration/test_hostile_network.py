@@ -107,7 +107,7 @@ class Besieged:
             ("trainer", ("--attempt", "1")),
             ("actor", ()),
         ):
-            self.workers[role], self.hosts[role] = self.pods.start(role, getattr(told, role), *arguments)
+            self.workers[role], self.hosts[role] = self.pods.start(role, told.configs[role], *arguments)
         self.goes_on("at first")
         self._memory = self._resident()
 

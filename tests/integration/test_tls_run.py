@@ -110,7 +110,7 @@ def test_training_continues_while_certificates_are_replaced_and_plain_connection
         for role in ("actor", "buffer"):
             workers[role].kill()
             workers[role].wait(DEADLINE_SECONDS)
-            workers[role], hosts[role] = pods.start(role, getattr(told, role))
+            workers[role], hosts[role] = pods.start(role, told.configs[role])
         until(lambda: pods.place("buffer", 0) == f"{hosts['buffer']}:{STREAMS_PORT}", "the buffer worker's successor")
         goes_on("with successors")
 
