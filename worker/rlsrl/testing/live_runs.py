@@ -169,14 +169,14 @@ class LiveRun(ClosedAtExit):
     """One life of ``rlsrl run``. Use as a context manager, which ends all its processes."""
 
     def __init__(self, arguments: Sequence[str], *, cwd: Path, run_folder: Path, env: Mapping[str, str]) -> None:
-        """Start the command; its output goes to a file in ``cwd``."""
+        """Start the command; its output goes to a file in ``cwd``. It dies with the calling thread."""
         self.facts = RunFolderFacts(run_folder)
         self._output = cwd / "output.txt"
         self._watch = FolderWatch(cwd)
         with self._output.open("ab") as output:
             self._output_start = output.tell()
             self._process = subprocess.Popen(
-                [rlsrl_command(), *arguments],
+                ["setpriv", "--pdeathsig", "KILL", rlsrl_command(), *arguments],
                 cwd=cwd,
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
