@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from rlsrl.local.controller import EndDeadlines
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk, LiveRun
 
 
@@ -85,6 +87,7 @@ def test_ctrl_c_ends_cleanly_a_second_one_kills_and_the_run_can_be_resumed(desk:
         durable = run.facts.newest()
         run.send(signal.SIGINT)
         run.until(lambda: "Storing a last checkpoint" in run.output, "the answer to the first Ctrl-C")
+        time.sleep(EndDeadlines().repeat)  # before, it would be the same request
         run.send(signal.SIGINT)
         assert run.wait() == 128 + signal.SIGINT, run.output
         assert "killed without a last checkpoint" in run.output

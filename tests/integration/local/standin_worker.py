@@ -5,7 +5,8 @@ The n-th life of the role plays the n-th list of steps, further lives the last o
 ``{"role", "pid", "attempt", "config", "token", "tls", "path"}`` to ``<folder>/<role>.lives``. Steps:
 
 - ``{"print": text}``, ``{"exit": code}``, ``{"die": signal}`` (itself), ``{"touch": file}``
-- ``{"signal_parent": signal}``, ``{"until": signal}`` (waits for it)
+- ``{"signal_parent": signal}``, ``{"until": signal}`` (waits for it), ``{"insist": signal}`` (signals the parent until
+  this process is killed)
 - ``{"write_fifo": file}``, ``{"read_fifo": file, "bytes": n}`` (each waits for the other)
 - ``{"fork": file}``: leaves a process in its group that ignores SIGTERM, its pid in the file
 - ``{"push": metadata, "terminal": reason}``: stores a version of this attempt, as a trainer does at its end
@@ -19,6 +20,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from rlsrl.runtime.process import die_with_parent
@@ -72,6 +74,10 @@ def play(folder: Path, arguments: argparse.Namespace, step: dict) -> None:
             (folder / name).touch()
         case {"signal_parent": signum}:
             os.kill(os.getppid(), signal.Signals[signum])
+        case {"insist": signum}:
+            while True:
+                os.kill(os.getppid(), signal.Signals[signum])
+                time.sleep(0.1)
         case {"until": signum}:
             signal.sigwait({signal.Signals[signum]})
         case {"write_fifo": name}:

@@ -222,7 +222,9 @@ def test_the_evaluators_of_an_interrupted_run_are_asked_to_end(stage: Stage) -> 
     assert stage.controller().run() == Interrupted(signum=signal.SIGINT, killed=False)
 
     assert (stage.folder / "told").exists()
-    assert stage.display.notes == ["Storing a last checkpoint and ending; Ctrl-C again kills all processes at once."]
+    assert stage.display.notes == [
+        "Storing a last checkpoint and ending; Ctrl-C again, a second later, kills all processes."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -345,10 +347,22 @@ def test_a_second_signal_kills_everything_at_once(stage: Stage) -> None:
         ],
     )
 
-    assert stage.controller().run() == Interrupted(signum=signal.SIGINT, killed=True)
+    controller = stage.controller(deadlines=EndDeadlines(repeat=0.0))
+    assert controller.run() == Interrupted(signum=signal.SIGINT, killed=True)
 
     assert not (stage.folder / "asked").exists()
     assert_gone(stage.pids(), timeout=0)
+
+
+def test_signals_within_a_moment_are_one_request(stage: Stage) -> None:
+    """As from ``timeout``, which signals its child and the child's group, and from systemd, which adds a SIGHUP."""
+    again = [{"signal_parent": "SIGTERM"}, {"signal_parent": "SIGHUP"}]
+    stage.script("trainer", [*again, {"until": "SIGTERM"}, *again, {"touch": "checkpoint"}, {"exit": 0}])
+    controller = stage.controller(deadlines=EndDeadlines(repeat=3600.0))
+
+    assert controller.run() == Interrupted(signum=signal.SIGTERM, killed=False)
+
+    assert (stage.folder / "checkpoint").exists()
 
 
 def test_a_process_that_does_not_end_in_time_is_killed(stage: Stage) -> None:

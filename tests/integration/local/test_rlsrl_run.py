@@ -145,7 +145,7 @@ def test_an_interrupted_run_goes_on_with_the_next_attempt(desk: Desk) -> None:
 def test_a_second_signal_reports_the_lost_training(desk: Desk) -> None:
     push = {"push": {**RESULT, "train_steps": 3}, "terminal": None}
     interrupt = {"signal_parent": "SIGINT"}
-    desk.script("trainer", [push, interrupt, {"until": "SIGTERM"}, interrupt, {"until": "SIGUSR1"}])
+    desk.script("trainer", [push, interrupt, {"until": "SIGTERM"}, {"insist": "SIGINT"}])
 
     result = desk.give()
 

@@ -38,8 +38,8 @@ FINISHED, FAILED, BAD_INPUT, SIGNALLED = 0, 1, 2, 128
 def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, run_dir: Path | None) -> None:
     """Train the experiment in FILE on this machine, or resume its unfinished run.
 
-    Ctrl-C stores a last checkpoint and ends the run. A second Ctrl-C kills it at once. The same command resumes an
-    unfinished run and reports a finished one.
+    Ctrl-C stores a last checkpoint and ends the run. Another Ctrl-C, a second or more later, kills it. The same
+    command resumes an unfinished run and reports a finished one.
 
     Exit status: 0 when the run has finished, 1 when it failed, 2 when the experiment is invalid, 128 plus the signal's
     number (Ctrl-C: 130) when it was interrupted.

@@ -7,6 +7,7 @@ with the controller, so no worker outlives it.
 
 from __future__ import annotations
 
+import math
 import selectors
 import signal
 import sys
@@ -49,7 +50,7 @@ class RolePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class EndDeadlines:
-    """How long processes may take to end, in seconds."""
+    """How long processes may take to end, and how close the signals of one request are, in seconds."""
 
     trainer: float = 60.0
     """For the trainer to finish its step and store a checkpoint; a large one takes seconds to write."""
@@ -59,6 +60,9 @@ class EndDeadlines:
     """For the evaluators to play the last version of a finished run."""
     kill: float = 10.0
     """For the kernel to end a killed process."""
+    repeat: float = 1.0
+    """Signals within this time after a counted signal belong to the same request. One request can arrive twice:
+    ``timeout`` signals its child and the child's group, systemd sends SIGHUP after SIGTERM."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +189,7 @@ class LocalController:
         Args:
             plans: In the order of starting. Workers wait for their peers, so the controller does not.
             launch: How to start every worker.
-            deadlines: How long processes may take to end; None: the defaults.
+            deadlines: None: the defaults.
         """
         self._plans = {plan.role: plan for plan in plans}
         self._supervisor = Supervisor(limits=limits)
@@ -201,6 +205,8 @@ class LocalController:
         self._waiting: dict[tuple[str, int], float] = {}
         self._started_at: dict[tuple[str, int], float] = {}
         self._signals: list[signal.Signals] = []
+        """The requests to end, by their first signal."""
+        self._signalled_at = -math.inf
         self._next_show = clock()
 
     def run(self) -> RunOutcome:
@@ -237,7 +243,9 @@ class LocalController:
                 if (outcome := self._handle_exit(child, code)) is not None:
                     return outcome
             if self._signals:
-                self._display.note("Storing a last checkpoint and ending; Ctrl-C again kills all processes at once.")
+                self._display.note(
+                    "Storing a last checkpoint and ending; Ctrl-C again, a second later, kills all processes."
+                )
                 return Interrupted(signum=self._signals[0], killed=False)
             now = self._clock()
             for key in [key for key, due in self._waiting.items() if due <= now]:
@@ -366,8 +374,16 @@ class LocalController:
             if isinstance(child := key.data, ChildProcess):
                 ended.append((child, self._reap(child)))
             else:
-                self._signals.extend(self._inbox.read())
+                self._count_signals()
         return ended
+
+    def _count_signals(self) -> None:
+        """Count the received signals; those that belong to a counted request are dropped."""
+        now = self._clock()
+        for signum in self._inbox.read():
+            if now - self._signalled_at >= self._deadlines.repeat:
+                self._signals.append(signum)
+                self._signalled_at = now
 
     def _reap(self, child: ChildProcess) -> int:
         self._selector.unregister(child)
