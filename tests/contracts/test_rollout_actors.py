@@ -26,6 +26,7 @@ OBSERVATION = {
     "observation/pose": ArraySpec(shape=(3,), dtype="float32"),
     "observation/grid": ArraySpec(shape=(2, 2), dtype="uint8"),
     "observation/on": ArraySpec(shape=(), dtype="bool"),
+    "observation/place": ArraySpec(shape=(2,), dtype="int64", categories=((0, 3), (5, 4))),
 }
 DISCRETE = EnvSpec(observation=OBSERVATION, action=discrete_action(NUM_ACTIONS))
 CONTINUOUS = EnvSpec(observation=OBSERVATION, action=continuous_action(3))

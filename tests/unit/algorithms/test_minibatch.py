@@ -28,7 +28,13 @@ from rlsrl.policies.build import build_network
 from rlsrl.policies.cnn import NatureCnnActorCritic
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import continuous_env_spec, discrete_action, discrete_env_spec, random_slot
+from rlsrl.testing.rollouts import (
+    categories_env_spec,
+    continuous_env_spec,
+    discrete_action,
+    discrete_env_spec,
+    random_slot,
+)
 
 NUM_STEPS, NUM_LANES = 8, 4
 MASK = "observation/mask"
@@ -59,6 +65,7 @@ KINDS: dict[str, tuple[Any, EnvSpec, dict[str, Any], type[Ppo]]] = {
     "discrete": (MlpActorCritic, discrete_env_spec(), MLP, Ppo),
     "masked": (MlpActorCritic, masked_env_spec(), MLP, Ppo),
     "continuous": (MlpActorCritic, continuous_env_spec(), MLP, Ppo),
+    "categories": (MlpActorCritic, categories_env_spec(), MLP, Ppo),
     "cnn": (NatureCnnActorCritic, pixels_env_spec(), {"hidden_size": 16}, Ppo),
     "cnn in bfloat16": (NatureCnnActorCritic, pixels_env_spec(), {"hidden_size": 16, "precision": "bfloat16"}, Ppo),
     "with a state": (MlpActorCritic, discrete_env_spec(), MLP, Averaging),

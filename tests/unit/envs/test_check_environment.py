@@ -59,7 +59,7 @@ def test_a_sound_environment_with_dict_observations_passes() -> None:
 
 
 def test_gymnasiums_own_environments_pass() -> None:
-    for env_id in ("CartPole-v1", "Pendulum-v1"):
+    for env_id in ("CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4", "Blackjack-v1"):
         check_environment(gymnasium.make(env_id, disable_env_checker=True))
 
 
@@ -115,8 +115,24 @@ def test_dict_observations_with_other_keys_are_named() -> None:
         check_environment(Renamed([Episode(rewards=(1,))], as_dict=True))
 
 
+@pytest.mark.parametrize(
+    ("observation", "says"),
+    [
+        ((1, 10), r"returned 10 as observation/1, which is not in Discrete\(3, start=7\)"),
+        ((1, 7, 7), r"returned a tuple of 3; the space is a Tuple of 2"),
+        ([1, 7], r"returned a list; the space is a Tuple of 2"),
+        ((np.array([0, 4]), 7), r"as observation/0, which is not in MultiDiscrete\(\[2 4\]\)"),
+    ],
+)
+def test_categories_and_tuples_outside_their_space_are_named(observation: Any, says: str) -> None:
+    env = Walk(observation=observation, reset=((np.array([1, 3]), 7), {}))
+    env.observation_space = spaces.Tuple((spaces.MultiDiscrete([2, 4]), spaces.Discrete(3, start=7)))
+    with pytest.raises(ConfigurationError, match=says):
+        check_environment(env, num_steps=1)
+
+
 def test_an_unsupported_space_is_named() -> None:
     env = Walk()
-    env.observation_space = spaces.Discrete(4)
-    with pytest.raises(ConfigurationError, match="Discrete"):
+    env.observation_space = spaces.Text(4)
+    with pytest.raises(ConfigurationError, match="Text"):
         check_environment(env)

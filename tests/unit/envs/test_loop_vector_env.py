@@ -37,6 +37,26 @@ def column(arrays: dict[str, NDArray[Any]], name: str, lane: int = 0) -> list[An
     return arrays[name][:, lane].tolist()
 
 
+@pytest.mark.parametrize(
+    ("name", "types"),
+    [("Taxi-v4", {"observation": "int64"}), ("Blackjack-v1", {f"observation/{place}": "int64" for place in range(3)})],
+)
+def test_categories_travel_as_the_environments_own_integers(name: str, types: dict[str, str]) -> None:
+    envs = LoopVectorEnv(lambda: make_environment(EnvironmentSource(id=name)), seeds=[3])
+    arrays = slot_for(envs, 20)
+    fill(envs, arrays)
+    alone = make_environment(EnvironmentSource(id=name))
+    observation, _ = alone.reset(seed=3)
+    assert {path: arrays[path].dtype.name for path in envs.spec.observation} == types
+    for step in range(20):
+        found = [int(arrays[path][step, 0]) for path in types]
+        assert found == list(np.atleast_1d(np.array(observation)))
+        if step and (arrays["terminated"][step - 1, 0] or arrays["truncated"][step - 1, 0]):
+            observation, _ = alone.reset()
+        else:
+            observation = alone.step(0)[0]
+
+
 @pytest.fixture
 def made() -> list[ScriptedEnv]:
     return []

@@ -82,6 +82,12 @@ def scripted(**options: Any) -> Callable[[], gymnasium.Env[Any, Any]]:
             lambda: make_environment(EnvironmentSource(id="Pendulum-v1", kwargs={"max_episode_steps": 17})),
             id="pendulum: continuous",
         ),
+        pytest.param(
+            lambda: make_environment(EnvironmentSource(id="Taxi-v4", max_episode_steps=17)), id="taxi: categories"
+        ),
+        pytest.param(
+            lambda: make_environment(EnvironmentSource(id="Blackjack-v1", max_episode_steps=2)), id="blackjack: tuple"
+        ),
         pytest.param(scripted(), id="scripted"),
         pytest.param(scripted(as_dict=True), id="dict"),
         pytest.param(scripted(action_space=spaces.Discrete(3, start=5)), id="actions from 5"),

@@ -27,6 +27,22 @@ BOX = spaces.Box(-1, 1, (3,), np.float32)
                 "observation/joints": ArraySpec(shape=(3,), dtype="float32"),
             },
         ),
+        (spaces.Box(0, 9, (2,), np.int64), {"observation": ArraySpec(shape=(2,), dtype="int64")}),
+        (
+            spaces.Discrete(5, start=-2),
+            {"observation": ArraySpec(shape=(), dtype="int64", categories=((-2, 5),))},
+        ),
+        (
+            spaces.MultiDiscrete([[2, 3]], start=[[1, 0]], dtype=np.int32),
+            {"observation": ArraySpec(shape=(1, 2), dtype="int32", categories=((1, 2), (0, 3)))},
+        ),
+        (
+            spaces.Tuple((spaces.Discrete(2), spaces.Dict({"goal": BOX}))),
+            {
+                "observation/0": ArraySpec(shape=(), dtype="int64", categories=((0, 2),)),
+                "observation/1/goal": ArraySpec(shape=(3,), dtype="float32"),
+            },
+        ),
         (spaces.MultiBinary(3), {"observation": ArraySpec(shape=(3,), dtype="int8")}),
         (
             spaces.Dict({"arm": spaces.Dict({"joints": BOX, "touches": spaces.MultiBinary([2, 2])}), "goal": BOX}),
@@ -45,11 +61,11 @@ def test_observations_become_specs_by_path(space: spaces.Space, specs: dict[str,
 @pytest.mark.parametrize(
     ("space", "says"),
     [
-        (spaces.Discrete(5), r"observation is a Discrete, Discrete\(5\); allowed are Box, .*FlattenObservation"),
-        (spaces.Tuple((BOX,)), "is a Tuple"),
+        (spaces.Sequence(BOX), r"observation is a Sequence, .*; allowed are Box, Discrete, MultiDiscrete, .* Tuple of"),
+        (spaces.Tuple(()), r"Tuple\(\) is empty"),
         (spaces.Dict({}), r"Dict\(\) is empty"),
         (spaces.Dict({"inner": spaces.Dict({})}), r"at 'inner': Dict\(\) is empty"),
-        (spaces.Dict({"n": spaces.Discrete(2)}), r"observation/n is a Discrete, Discrete\(2\)"),
+        (spaces.Tuple((BOX, spaces.Text(3))), "observation/1 is a Text"),
         (spaces.Dict({"inner": spaces.Dict({"n": spaces.Text(3)})}), "observation/inner/n is a Text"),
         (spaces.Dict({"a": spaces.Dict({"b": BOX}), "a/b": BOX}), "two arrays with the path 'observation/a/b'"),
     ],

@@ -16,7 +16,13 @@ from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.normalization import mean_of, variance_of
 from rlsrl.policies.numpy_policy import MAX_SIZES, NumpyPolicy
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import continuous_env_spec, discrete_action, discrete_env_spec
+from rlsrl.testing.rollouts import (
+    categories_env_spec,
+    continuous_env_spec,
+    discrete_action,
+    discrete_env_spec,
+    random_slot,
+)
 
 MASKED = EnvSpec(
     observation={
@@ -25,7 +31,12 @@ MASKED = EnvSpec(
     },
     action=replace(discrete_action(3), mask="observation/legal"),
 )
-KINDS = {"discrete": discrete_env_spec(), "continuous": continuous_env_spec(), "masked": MASKED}
+KINDS = {
+    "discrete": discrete_env_spec(),
+    "continuous": continuous_env_spec(),
+    "masked": MASKED,
+    "categories": categories_env_spec(),
+}
 
 
 def twins(env_spec: EnvSpec) -> tuple[TorchPolicy, NumpyPolicy]:
@@ -35,7 +46,7 @@ def twins(env_spec: EnvSpec) -> tuple[TorchPolicy, NumpyPolicy]:
     assert actor is not None
     rng = np.random.default_rng(0)
     vector = rng.standard_normal(network.layout.num_parameters).astype(np.float32)
-    path = next(iter(env_spec.observation))
+    path = next(path for path, spec in env_spec.observation.items() if spec.dtype == "float32")
     shape = env_spec.observation[path].shape
     statistics = {mean_of(path): rng.standard_normal(shape), variance_of(path): rng.uniform(0.5, 2.0, shape)}
     parameters = replace(network.parameters(Version(3, 7)), vector=vector, statistics=statistics)
@@ -46,13 +57,8 @@ def twins(env_spec: EnvSpec) -> tuple[TorchPolicy, NumpyPolicy]:
 
 
 def request_of(env_spec: EnvSpec, num_lanes: int, seed: int) -> RolloutRequest:
-    rng = np.random.default_rng(seed)
-    observation = {
-        path: rng.standard_normal((num_lanes, *spec.shape)).astype(spec.dtype)
-        if spec.dtype == "float32"
-        else rng.integers(0, 2, (num_lanes, *spec.shape)).astype(spec.dtype)
-        for path, spec in env_spec.observation.items()
-    }
+    slot = random_slot(env_spec, num_steps=1, num_lanes=num_lanes, rng=np.random.default_rng(seed))
+    observation = {path: slot.arrays[path][0] for path in env_spec.observation}
     for array in observation.values():
         array.flags.writeable = False
     return RolloutRequest(observation=observation)

@@ -26,11 +26,19 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: str
+    categories: tuple[tuple[int, int], ...] = ()
+    """(First value, number of values) of each entry, flattened, if entries are categories: networks see them one-hot.
+    Empty if entries are numbers."""
 
     @property
     def size(self) -> int:
         """Values of one such array."""
         return math.prod(self.shape)
+
+    @property
+    def num_features(self) -> int:
+        """Network inputs of one such array: a number is one input, a category one input for each of its values."""
+        return sum(number for _, number in self.categories) if self.categories else self.size
 
     @property
     def nbytes(self) -> int:
@@ -39,14 +47,16 @@ class ArraySpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON value that ``from_json`` reads back."""
-        return {"shape": list(self.shape), "dtype": self.dtype}
+        categories = {"categories": [list(each) for each in self.categories]} if self.categories else {}
+        return {"shape": list(self.shape), "dtype": self.dtype, **categories}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read what ``to_json`` wrote.
 
         Raises:
-            ValueError: the dtype is not a boolean, integer or float type, or a size is negative.
+            ValueError: the dtype is not a boolean, integer or float type, a size is negative, or the categories do not
+                fit the array.
         """
         dtype = np.dtype(value["dtype"])
         if dtype.hasobject or dtype.kind not in "biuf":
@@ -54,7 +64,10 @@ class ArraySpec:
         shape = tuple(int(size) for size in value["shape"])
         if any(size < 0 for size in shape):
             raise ValueError(f"shape {shape} has a negative size")
-        return cls(shape=shape, dtype=dtype.name)
+        categories = tuple((int(first), int(number)) for first, number in value.get("categories", ()))
+        if categories and (len(categories) != math.prod(shape) or dtype.kind not in "iu"):
+            raise ValueError(f"{len(categories)} categories do not fit an array of {dtype.name}{list(shape)}")
+        return cls(shape=shape, dtype=dtype.name, categories=categories)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +128,7 @@ class EnvSpec:
     """The observations and actions of one environment, per lane."""
 
     observation: Mapping[str, ArraySpec]
-    """Array specs by path: ``{"observation": ...}``, or ``{"observation/<key>": ...}`` for a Dict space."""
+    """Array specs by path: ``{"observation": ...}``, or ``{"observation/<key>": ...}`` for a Dict or Tuple space."""
     action: ActionSpec
 
     @property

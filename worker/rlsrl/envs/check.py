@@ -76,15 +76,24 @@ def _reset(env: gymnasium.Env[Any, Any], seed: int | None) -> Generator[str, Non
 
 
 def _observation_problems(space: gymnasium.Space[Any], observation: Any, source: str) -> Iterator[str]:
+    from gymnasium import spaces
+
     for path, keys in observation_keys(space).items():
         value, leaf = observation, cast("Any", space)
         for key in keys:
-            if not isinstance(value, dict) or set(value) != set(leaf.spaces):
+            if isinstance(key, int):
+                if not isinstance(value, tuple) or len(value) != len(leaf.spaces):
+                    yield f"{source} returned {_described(value)}; the space is a Tuple of {len(leaf.spaces)}"
+                    return
+            elif not isinstance(value, dict) or set(value) != set(leaf.spaces):
                 found = sorted(value) if isinstance(value, dict) else _described(value)
                 yield f"{source} returned the keys {found}; the space has the keys {sorted(leaf.spaces)}"
                 return
             value, leaf = value[key], leaf[key]
-        if not isinstance(value, np.ndarray):
+        if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
+            if not leaf.contains(value):
+                yield f"{source} returned {value!r} as {path}, which is not in {leaf}"
+        elif not isinstance(value, np.ndarray):
             yield f"{source} returned {_described(value)} as {path}, not an array of {leaf.dtype}{list(leaf.shape)}"
         elif value.shape != leaf.shape or value.dtype != leaf.dtype:
             yield (
@@ -108,6 +117,8 @@ def _scalar_problems(reward: Any, terminated: Any, truncated: Any, info: Any) ->
 def _equal(left: Any, right: Any) -> bool:
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return len(left) == len(right) and all(map(_equal, left, right))
     return bool(np.array_equal(left, right))
 
 

@@ -1,7 +1,7 @@
 """Translates Gymnasium's spaces into array specs.
 
-Observations: a Box, a MultiBinary, or a Dict of those, nested or not. Actions: a Discrete, or a Box of floats.
-All other spaces are refused by name.
+Observations: a Box, a Discrete, a MultiDiscrete, a MultiBinary, or a Dict or Tuple of those, nested or not. Actions: a
+Discrete, or a Box of floats. All other spaces are refused by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     import gymnasium
 
 OBSERVATION = "observation"
-"""The path of an observation that is one array. Paths of a Dict are ``observation/<key>``, longer if it is nested."""
+"""The path of an observation that is one array. Paths of a Dict are ``observation/<key>``, those of a Tuple
+``observation/<place>`` from 0; nested spaces have longer paths."""
+
+Keys = tuple[str | int, ...]
+"""The keys of Dicts and places in Tuples that lead to one array of an observation."""
 
 
 def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
@@ -49,7 +53,7 @@ def spec_of_spaces(observation: gymnasium.Space[Any], action: gymnasium.Space[An
     return EnvSpec(observation=observation_specs(observation), action=action_spec(action))
 
 
-def observation_keys(space: gymnasium.Space[Any]) -> dict[str, tuple[str, ...]]:
+def observation_keys(space: gymnasium.Space[Any]) -> dict[str, Keys]:
     """Return, for each path, the keys that lead to its array in an observation; () if the observation is the array."""
     return {path: keys for path, keys, _ in _leaves(space)}
 
@@ -57,8 +61,10 @@ def observation_keys(space: gymnasium.Space[Any]) -> dict[str, tuple[str, ...]]:
 def observation_specs(space: gymnasium.Space[Any]) -> dict[str, ArraySpec]:
     """Return array specs by path. 64-bit floats become 32-bit floats: policies compute in 32 bits, and slots halve.
 
+    A Discrete or MultiDiscrete stays an array of integers, whose entries are categories.
+
     Raises:
-        ConfigurationError: the space is not a Box, a MultiBinary or a Dict of those.
+        ConfigurationError: a space is not supported; the text names its path and the spaces that are.
     """
     specs: dict[str, ArraySpec] = {}
     for path, _, leaf in _leaves(space):
@@ -68,34 +74,44 @@ def observation_specs(space: gymnasium.Space[Any]) -> dict[str, ArraySpec]:
     return specs
 
 
-def _leaves(
-    space: gymnasium.Space[Any], keys: tuple[str, ...] = ()
-) -> Iterator[tuple[str, tuple[str, ...], gymnasium.Space[Any]]]:
+def _leaves(space: gymnasium.Space[Any], keys: Keys = ()) -> Iterator[tuple[str, Keys, gymnasium.Space[Any]]]:
     """Yield (path, keys that lead there, space) of each array of an observation."""
     from gymnasium import spaces
 
-    if not isinstance(space, spaces.Dict):
-        yield "/".join((OBSERVATION, *keys)), keys, space
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        yield _path(OBSERVATION, *keys), keys, space
         return
-    if not space.spaces:
-        raise ConfigurationError(f"observation space {_at(keys)}Dict() is empty; it needs at least one Box")
-    for key, part in space.spaces.items():
-        if not isinstance(key, str):
+    if not len(space.spaces):
+        kind = type(space).__name__
+        raise ConfigurationError(f"observation space {_at(keys)}{kind}() is empty; it needs at least one space")
+    for key, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+        if isinstance(space, spaces.Dict) and not isinstance(key, str):
             raise ConfigurationError(f"observation space {_at(keys)}Dict has the key {key!r}; keys are text")
         yield from _leaves(part, (*keys, key))
 
 
-def _at(keys: tuple[str, ...]) -> str:
-    return f"at {'/'.join(keys)!r}: " if keys else ""
+def _path(*keys: str | int) -> str:
+    return "/".join(map(str, keys))
+
+
+def _at(keys: Keys) -> str:
+    return f"at {_path(*keys)!r}: " if keys else ""
 
 
 def _leaf_spec(space: gymnasium.Space[Any], path: str) -> ArraySpec:
     from gymnasium import spaces
 
+    if isinstance(space, spaces.Discrete):
+        category = int(space.start), int(space.n)
+        return ArraySpec(shape=(), dtype=np.dtype(space.dtype).name, categories=(category,))
+    if isinstance(space, spaces.MultiDiscrete):
+        starts, numbers = np.broadcast_to(space.start, space.shape).ravel().tolist(), space.nvec.ravel().tolist()
+        categories = tuple(zip(starts, numbers, strict=True))
+        return ArraySpec(shape=space.shape, dtype=np.dtype(space.dtype).name, categories=categories)
     if not isinstance(space, spaces.Box | spaces.MultiBinary):
         raise ConfigurationError(
-            f"{path} is a {type(space).__name__}, {space}; allowed are Box, MultiBinary and Dict of those "
-            "(gymnasium.wrappers.FlattenObservation turns most others into a Box)"
+            f"{path} is a {type(space).__name__}, {space}; allowed are Box, Discrete, MultiDiscrete, MultiBinary, and "
+            "Dict and Tuple of those"
         )
     dtype = np.dtype("float32") if space.dtype == np.float64 else np.dtype(space.dtype)
     if dtype.kind not in "biuf":

@@ -44,7 +44,7 @@ def export_dense(
     """Export a tower of ``nn.Linear`` with ``nn.Tanh`` or ``nn.ReLU`` between, whose outputs are logits or means.
 
     ``name`` is the tower's name in its network (``"actor"``), by which ``layout`` names the parameters. The tower takes
-    the observation arrays flattened, cast to float32 and concatenated in the given order. ``log_std`` is the name of
+    the observation arrays as ``networks.FlattenObservation`` gives them, in the given order. ``log_std`` is the name of
     the parameter with the logarithms of the deviations if the outputs are means; None if they are logits.
 
     Raises:
@@ -141,6 +141,9 @@ def _random_mask(exported: ExportedActor) -> Arrays:
 
 def _random_array(rng: np.random.Generator, spec: ArraySpec) -> NDArray[np.generic]:
     shape, dtype = (CHECK_LANES, *spec.shape), np.dtype(spec.dtype)
+    if spec.categories:
+        first, number = np.array(spec.categories).T
+        return rng.integers(first, first + number, (CHECK_LANES, spec.size)).astype(dtype).reshape(shape)
     if dtype.kind == "f":
         return rng.standard_normal(shape).astype(dtype)
     return rng.integers(0, 2 if dtype.kind == "b" else 100, shape).astype(dtype)

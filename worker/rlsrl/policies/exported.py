@@ -119,14 +119,14 @@ class ExportedActor:
     """Length of the flat vector."""
     observation: Mapping[str, ArraySpec]
     """Observation arrays by path, without a mask. Each array is flattened, standardised if the version has statistics
-    for it, and cast to float32. Then all are concatenated in this order."""
+    for it, and cast to float32; categories become one-hot. Then all are concatenated in this order."""
     layers: tuple[DenseLayer, ...]
     """From input to output; each layer takes the outputs of the one before."""
     head: Head
     """What the last layer's outputs mean."""
 
     def __post_init__(self) -> None:
-        size = sum(spec.size for spec in self.observation.values())
+        size = sum(spec.num_features for spec in self.observation.values())
         for layer in self.layers:
             if layer.in_size != size:
                 raise ValueError(f"layer {layer.name!r} takes {layer.in_size} inputs and would get {size}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from rlsrl.data.specs import EnvSpec
+from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.policies.export import export_dense
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.flat import FlatLayout
+from rlsrl.policies.one_hot import OneHot
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 Observation = Mapping[str, Tensor]
-"""Observation arrays by path (``"observation"``, or ``"observation/<key>"`` for a Dict space), each [N, *shape]."""
+"""Observation arrays by path, each [N, *shape]: ``"observation"``, or ``"observation/<key>"`` for a Dict or Tuple."""
 
 
 class ActorCritic(Protocol):
@@ -33,7 +34,8 @@ class ActorCritic(Protocol):
 
         Discrete actions: the logits of the A choices. Continuous actions, vectors of A / 2: the means, then the
         logarithms of the standard deviations. Observations have the environment's dtype, or float32 if they are
-        normalised. The function is pure: it keeps nothing between calls and draws nothing.
+        normalised. Categories (``ArraySpec.categories``) come as integers; ``FlattenObservation`` makes them one-hot.
+        The function is pure: it keeps nothing between calls and draws nothing.
 
         The network may be on a GPU. Make constants buffers (``register_buffer(..., persistent=False)``), which move
         with it. Make new tensors on the observations' device.
@@ -100,8 +102,8 @@ class MlpActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         self._specs = dict(env_spec.observation)
-        num_inputs = sum(math.prod(spec.shape) for spec in self._specs.values())
-        sizes = [num_inputs, *hidden_sizes]
+        self.flatten = FlattenObservation(self._specs)
+        sizes = [self.flatten.num_features, *hidden_sizes]
         num_dimensions = math.prod(env_spec.action.array.shape)
         is_discrete = env_spec.action.kind == "discrete"
         num_outputs = env_spec.action.num_actions if is_discrete else num_dimensions
@@ -112,7 +114,7 @@ class MlpActorCritic(nn.Module):
     @override
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return distribution parameters [N, A] and values [N]."""
-        features = flatten_observation(observation, self._specs)
+        features = self.flatten(observation)
         outputs: Tensor = self.actor(features)
         if self.log_std is not None:
             outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
@@ -124,10 +126,34 @@ class MlpActorCritic(nn.Module):
         return export_dense(self.actor, "actor", layout, self._specs, log_std=log_std)
 
 
-def flatten_observation(observation: Observation, paths: Iterable[str]) -> Tensor:
-    """Return all observation arrays as float32, flattened and concatenated in the order of ``paths``: [N, features]."""
-    flat = [observation[path].reshape(observation[path].shape[0], -1).to(torch.float32) for path in paths]
-    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=-1)
+class FlattenObservation(nn.Module):
+    """Makes one float32 vector of all observation arrays, flattened in the specs' order, with categories one-hot."""
+
+    def __init__(self, specs: Mapping[str, ArraySpec]) -> None:
+        super().__init__()
+        self.num_features = sum(spec.num_features for spec in specs.values())
+        """Length of the vector."""
+        self._one_hots: dict[str, tuple[str, str] | None] = {}
+        """Names of the buffers (entries, values) of each path's encoding; None: its entries are numbers."""
+        for place, (path, spec) in enumerate(specs.items()):
+            encoding, names = OneHot.of(spec), (f"entries_{place}", f"values_{place}")
+            self._one_hots[path] = None if encoding is None else names
+            if encoding is not None:
+                for name, table in zip(names, (encoding.entries, encoding.values), strict=True):
+                    self.register_buffer(name, torch.from_numpy(table), persistent=False)
+
+    @override
+    def forward(self, observation: Observation) -> Tensor:
+        """Return the vectors, [N, features]."""
+        flat = [self._encoded(observation[path], one_hot) for path, one_hot in self._one_hots.items()]
+        return flat[0] if len(flat) == 1 else torch.cat(flat, dim=-1)
+
+    def _encoded(self, array: Tensor, one_hot: tuple[str, str] | None) -> Tensor:
+        flat = array.reshape(array.shape[0], -1)
+        if one_hot is not None:
+            entries, values = one_hot
+            flat = flat.to(torch.int64)[:, getattr(self, entries)] == getattr(self, values)
+        return flat.to(torch.float32)
 
 
 def _tower(sizes: Sequence[int], num_outputs: int, activation: str, head_gain: float) -> nn.Sequential:

@@ -23,6 +23,7 @@ from rlsrl.policies.exported import (
     LayoutMismatch,
 )
 from rlsrl.policies.normalization import Standardization
+from rlsrl.policies.one_hot import OneHot
 from rlsrl.policies.sampling import Sampler, make_sampler
 
 MAX_SIZES = 64
@@ -85,9 +86,11 @@ class DenseStack:
         self._product = product
         self._weights = weights
         inputs = [np.ones((layer.in_size + 1, num_lanes), np.float32) for layer in exported.layers]
-        ends = np.cumsum([spec.size for spec in exported.observation.values()])
+        ends = np.cumsum([spec.num_features for spec in exported.observation.values()])
         self._observation: list[Floats] = np.split(inputs[0][:-1], ends[:-1])
         """The input rows of each observation path."""
+        encodings = [OneHot.of(spec) for spec in exported.observation.values()]
+        self._one_hots = [None if each is None else (each.entries, each.values[:, np.newaxis]) for each in encodings]
         activations = [ACTIVATIONS[layer.activation] for layer in exported.layers]
         outputs = [following[:-1] for following in inputs[1:]]
         *hidden, self._last = zip(weights.layers, inputs, [*outputs, None], activations, strict=True)
@@ -96,16 +99,20 @@ class DenseStack:
         self._log_std = weights.log_std
 
     def forward(self, observation: Sequence[NDArray[Any]], out: Floats, mask: NDArray[Any] | None = None) -> None:
-        """Write the parameters of the action distribution, [A, N], for observations [features, N] by path in order.
+        """Write the parameters of the action distribution, [A, N], for observations [entries, N] by path in order.
 
         ``mask`` [A, N] is the array at the head's mask path; None if the head has no mask.
         """
         standardizations, product = self._weights.standardizations, self._product
-        for rows, standardization, values in zip(self._observation, standardizations, observation, strict=True):
-            if standardization is None:
-                rows[...] = values
-            else:
+        for rows, standardization, one_hot, values in zip(
+            self._observation, standardizations, self._one_hots, observation, strict=True
+        ):
+            if standardization is not None:
                 standardization.apply(values, out=rows)
+            elif one_hot is not None:
+                np.equal(values[one_hot[0]], one_hot[1], out=rows)
+            else:
+                rows[...] = values
         for weight, inputs, outputs, activate in self._hidden:
             product(weight, inputs, out=outputs)
             if activate is not None:
@@ -268,5 +275,5 @@ class NumpyLanes(NumpyActor):
 
 
 def _feature_major(frames: NDArray[Any]) -> NDArray[Any]:
-    """Return [T+1, N, ...] as a view [T+1, features, N]."""
+    """Return [T+1, N, ...] as a view [T+1, entries, N]."""
     return frames.reshape(*frames.shape[:2], -1).transpose(0, 2, 1)

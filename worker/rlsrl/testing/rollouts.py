@@ -19,6 +19,18 @@ def discrete_env_spec(num_features: int = 4, num_actions: int = 2) -> EnvSpec:
     )
 
 
+def categories_env_spec() -> EnvSpec:
+    """Return a spec whose observation has two arrays of categories and a vector, with a discrete action."""
+    return EnvSpec(
+        observation={
+            "observation/0": ArraySpec(shape=(), dtype="int64", categories=((0, 5),)),
+            "observation/1": ArraySpec(shape=(2,), dtype="float32"),
+            "observation/2": ArraySpec(shape=(2, 1), dtype="int32", categories=((-1, 2), (3, 4))),
+        },
+        action=discrete_action(3),
+    )
+
+
 def discrete_action(num_actions: int) -> ActionSpec:
     """Return the spec of a discrete action."""
     return ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=num_actions)
@@ -51,8 +63,14 @@ def random_slot(
     slot = empty_slot(env_spec, num_steps=num_steps, num_lanes=num_lanes)
     arrays, shape = slot.arrays, (num_steps, num_lanes)
     for path in env_spec.observation:
-        array = arrays[path]
-        array[...] = rng.standard_normal(array.shape) if array.dtype.kind == "f" else rng.integers(0, 2, array.shape)
+        array, spec = arrays[path], env_spec.observation[path]
+        if spec.categories:
+            first, number = (np.reshape(each, spec.shape) for each in np.array(spec.categories).T)
+            array[...] = rng.integers(first, first + number, array.shape)
+        elif array.dtype.kind == "f":
+            array[...] = rng.standard_normal(array.shape)
+        else:
+            array[...] = rng.integers(0, 2, array.shape)
     arrays["action"][...] = _random_actions(env_spec.action, arrays["action"].shape, rng)
     arrays["behavior_log_prob"][...] = np.log(rng.uniform(0.2, 0.8, shape))
     arrays["reward"][...] = rng.standard_normal(shape)
