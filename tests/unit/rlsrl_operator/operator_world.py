@@ -1,0 +1,296 @@
+"""An experiment, its operator and a stand-in for the API server, for the tests of passes.
+
+The stand-in has the features on which the operator relies: uids, resourceVersions, generations, preconditions and
+conflicts. ``tests/e2e`` tests the others (defaulting, field managers, admission) on a real cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+from kubernetes.aio.client.exceptions import ApiException
+
+from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL
+from rlsrl.api.role_names import TRAINER
+from rlsrl.testing.documents import minimal
+from rlsrl_operator.cluster import Cluster
+from rlsrl_operator.coordinator_status import CoordinatorStatus
+from rlsrl_operator.manifests import Manifest
+from rlsrl_operator.manifests.kueue import QUEUE_LABEL
+from rlsrl_operator.reconcile import ExperimentKey, Reconciler
+from rlsrl_operator.status import condition, read, stamp
+from rlsrl_operator.testing import SETTINGS, ended
+
+NAMESPACE, NAME = "research", "a"
+POD_KINDS = ("Deployment", "StatefulSet")
+Place = tuple[str, str, str]
+
+
+class Resource(SimpleNamespace):
+    """A kind, as the dynamic client represents it."""
+
+    @property
+    def subresources(self) -> Mapping[str, Resource]:
+        return {"status": Resource(kind=self.kind, of_status=True)}
+
+
+class ApiServer:
+    """Kubernetes objects, behind the calls of the dynamic client that the operator makes."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Place, Manifest] = {}
+        self.writes: list[str] = []
+        """Each write: verb, kind and name."""
+        self.reads: list[tuple[str, str]] = []
+        """Each read: verb and kind."""
+        self.refuses: Callable[[str], bool] = lambda write: False
+        """Selects the writes that end in a conflict."""
+        self.forbids: Callable[[str], bool] = lambda write: False
+        """Selects the writes that an admission policy or a quota refuses."""
+        self.meanwhile: Callable[[str], object] = lambda kind: None
+        """Called with the kind at each read."""
+        self.events: list[tuple[str, Manifest]] = []
+        """Watch events that no watch has received: type and object."""
+        self.resources = self
+        self._numbers = itertools.count(1)
+
+    def place(self, kind: str, name: str) -> Place:
+        return kind, NAMESPACE, name
+
+    def of_kind(self, *kinds: str) -> list[Manifest]:
+        return [each for (kind, *_), each in self.objects.items() if kind in kinds]
+
+    def put(self, body: Manifest) -> Manifest:
+        """Store a new object, with a new uid."""
+        made = copy.deepcopy(body)
+        number = next(self._numbers)
+        made["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": str(number), "generation": 1}
+        made["metadata"] = {"namespace": NAMESPACE} | made["metadata"]
+        self.objects[self.place(made["kind"], made["metadata"]["name"])] = made
+        self.events.append(("MODIFIED", made))
+        return made
+
+    def remove(self, kind: str, name: str) -> Manifest:
+        """Delete an object."""
+        found = self.objects.pop(self.place(kind, name))
+        self.events.append(("DELETED", found))
+        return found
+
+    def change(self, found: Manifest, contents: Manifest) -> Manifest:
+        """Replace contents; resourceVersion and generation change as on a real server."""
+        made = {**copy.deepcopy(found), **copy.deepcopy(contents)}
+        moved = {name: value for name, value in made.items() if name not in ("metadata", "status")} != {
+            name: value for name, value in found.items() if name not in ("metadata", "status")
+        }
+        if made != found:
+            made["metadata"]["resourceVersion"] = str(next(self._numbers))
+            made["metadata"]["generation"] = found["metadata"]["generation"] + moved
+            self.objects[self.place(made["kind"], made["metadata"]["name"])] = made
+            self.events.append(("MODIFIED", made))
+        return made
+
+    # The methods of the dynamic client. ``get`` is also the method of its ``resources``.
+
+    async def get(self, resource: Resource | None = None, **asked: Any) -> Any:
+        if resource is None:
+            return Resource(kind=asked["kind"], of_status=False)
+        self.reads.append(("get" if "name" in asked else "list", resource.kind))
+        self.meanwhile(resource.kind)
+        if "name" in asked:
+            return self._answer(self._found(resource, asked["name"]))
+        wanted = dict(pair.split("=") for pair in asked.get("label_selector", "").split(",") if pair)
+        items = [
+            each for each in self.of_kind(resource.kind) if wanted.items() <= each["metadata"].get("labels", {}).items()
+        ]
+        return self._answer({"items": [] if "field_selector" in asked else items})
+
+    async def create(self, resource: Resource, *, body: Manifest, **_: Any) -> Any:
+        self._write("create", resource, body["metadata"]["name"])
+        if self.place(resource.kind, body["metadata"]["name"]) in self.objects:
+            raise ApiException(status=409)
+        return self._answer(self.put(body))
+
+    async def server_side_apply(self, resource: Resource, *, body: Manifest, **_: Any) -> Any:
+        name = body["metadata"]["name"]
+        self._write("apply", resource, name)
+        found = self.objects.get(self.place(resource.kind, name))
+        if found is None:
+            return self._answer(self.put(body))
+        return self._answer(self.change(found, {**body, "metadata": {**found["metadata"], **body["metadata"]}}))
+
+    async def replace(self, resource: Resource, *, body: Manifest, **_: Any) -> Any:
+        name = body["metadata"]["name"]
+        self._write("replace", resource, name)
+        found = self._found(resource, name)
+        if body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
+            raise ApiException(status=409)
+        return self._answer(self.change(found, {"status": body["status"]} if resource.of_status else body))
+
+    async def patch(self, resource: Resource, *, body: Manifest, **_: Any) -> Any:
+        name = body["metadata"]["name"]
+        self._write("patch", resource, name)
+        found = self._found(resource, name)
+        if body["metadata"]["uid"] != found["metadata"]["uid"]:
+            raise ApiException(status=409)
+        annotations = {**found["metadata"].get("annotations", {}), **body["metadata"]["annotations"]}
+        return self._answer(self.change(found, {"metadata": {**found["metadata"], "annotations": annotations}}))
+
+    async def delete(self, resource: Resource, *, name: str, body: Manifest, **_: Any) -> Any:
+        self._write("delete", resource, name)
+        found = self._found(resource, name)
+        if body.get("preconditions", {}).get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
+            raise ApiException(status=409)
+        self.remove(resource.kind, name)
+        return self._answer({})
+
+    def _found(self, resource: Resource, name: str) -> Manifest:
+        found = self.objects.get(self.place(resource.kind, name))
+        if found is None:
+            raise ApiException(status=404)
+        return found
+
+    def _write(self, verb: str, resource: Resource, name: str) -> None:
+        write = f"{verb} {resource.kind}{'/status' if resource.of_status else ''} {name}"
+        self.writes.append(write)
+        if self.refuses(write):
+            raise ApiException(status=409, reason="refused by the test")
+        if self.forbids(write):
+            raise ApiException(status=403, reason="forbidden by the test")
+
+    @staticmethod
+    def _answer(value: Manifest) -> Any:
+        return copy.deepcopy(value)
+
+
+class Silent:
+    """Coordinators that do not answer."""
+
+    async def fetch(self, host: str, token: str) -> None:
+        del host, token
+
+
+class Counting:
+    """A coordinator that answers with one more step each time."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    async def fetch(self, host: str, token: str) -> dict[str, Any]:
+        del host, token
+        self.answers += 1
+        self.meanwhile()
+        return {"totals": {"env_steps": self.answers}}
+
+
+class World:
+    """An experiment, its operator, and the controllers that create its pods."""
+
+    def __init__(self, coordinator: CoordinatorStatus | None = None, queue: str | None = None, **spec: Any) -> None:
+        document = minimal()
+        if queue is not None:
+            document["metadata"]["labels"] = {QUEUE_LABEL: queue}
+        document["spec"] |= {"trainers": {"replicas": 2}, **spec}
+        self.server = ApiServer()
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.server.put(document)
+        self.cluster = Cluster(cast("Any", self.server), on_write=lambda kind, verb: None)
+        self.key = ExperimentKey(NAMESPACE, NAME)
+        self.coordinator = coordinator or Silent()
+        self.reconciler = self.new_reconciler()
+
+    def new_reconciler(self) -> Reconciler:
+        """An operator that has just started."""
+        return Reconciler(self.cluster, SETTINGS, self.coordinator, key=b"key", now=lambda: self.now)
+
+    @property
+    def document(self) -> Manifest:
+        return self.server.objects[self.server.place("RLExperiment", NAME)]
+
+    def condition(self, condition_type: Any) -> tuple[str, str]:
+        """Return the status and the reason of a condition."""
+        found = condition(read(self.document), condition_type)
+        assert found is not None
+        return found.status, found.reason
+
+    def deliver_events(self) -> list[bool]:
+        """Deliver the watch events; return which of them wake the operator."""
+        received, self.server.events = self.server.events, []
+        return [self.wake(about, is_gone=event == "DELETED") for event, about in received]
+
+    def wake(self, about: Manifest, *, is_gone: bool = False) -> bool:
+        """Deliver one watch event."""
+        kind, metadata = about["kind"], about["metadata"]
+        names = {metadata.get("labels", {}).get(EXPERIMENT_LABEL)}
+        names |= {metadata["name"]} if kind == "RLExperiment" else set()
+        names |= {owner["name"] for owner in metadata.get("ownerReferences", ())}
+        version = "" if is_gone else metadata["resourceVersion"]
+        return NAME in names and self.reconciler.wake(self.key, kind=kind, name=metadata["name"], version=version)
+
+    def edit(self, **spec: Any) -> None:
+        self.server.change(self.document, {"spec": {**self.document["spec"], **spec}})
+
+    def run_pass(self) -> list[str]:
+        """Run a full pass after delivering all events; return its writes."""
+        self.deliver_events()
+        self.reconciler.wake(self.key, kind="Pod", name="any")
+        return self.run_unwoken_pass()
+
+    def run_unwoken_pass(self) -> list[str]:
+        """Run a pass without a wake-up; return its writes."""
+        before = len(self.server.writes)
+        asyncio.run(self.reconciler.reconcile(self.key))
+        return self.server.writes[before:]
+
+    def settle(self) -> None:
+        """Run passes and controllers until nothing changes."""
+        for _ in range(20):
+            self.now += timedelta(seconds=1)
+            if not self.run_pass() and not self.make_pods():
+                return
+        raise AssertionError(f"it never settles: {self.server.writes[-20:]}")
+
+    def pods(self, role: str = TRAINER) -> list[Manifest]:
+        return [pod for pod in self.server.of_kind("Pod") if pod["metadata"]["labels"][ROLE_LABEL] == role]
+
+    def make_pods(self) -> bool:
+        """Create and delete pods as Kubernetes' controllers do; return whether anything changed."""
+        wanted: dict[str, Manifest] = {}
+        for workload in self.server.of_kind(*POD_KINDS):
+            template = workload["spec"]["template"]["metadata"]
+            for index in range(workload["spec"]["replicas"]):
+                labels = {**template["labels"], "apps.kubernetes.io/pod-index": str(index)}
+                metadata = {**template, "labels": labels, "name": f"{workload['metadata']['name']}-{index}"}
+                wanted[metadata["name"]] = metadata
+        there = {pod["metadata"]["name"] for pod in self.server.of_kind("Pod")}
+        for name in there - wanted.keys():
+            self.server.remove("Pod", name)
+        for name in wanted.keys() - there:
+            metadata = {**wanted[name], "creationTimestamp": stamp(self.now)}
+            container = {"name": "worker", "restartCount": 0, "state": {"running": {}}}
+            status = {
+                "phase": "Running",
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [container],
+            }
+            self.server.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
+        return there != wanted.keys()
+
+    def end(self, pod: Manifest, exit_code: int, message: str = "") -> None:
+        """End the pod's worker."""
+        container = {"name": "worker", "restartCount": 0, "state": ended(exit_code, message)}
+        self.server.change(pod, {"status": {"phase": "Running", "containerStatuses": [container]}})
+
+    def contents(self, *kinds: str) -> dict[str, Manifest]:
+        """Return spec and data of the objects of these kinds, by name."""
+        kept = ("spec", "data")
+        return {
+            each["metadata"]["name"]: {part: each[part] for part in kept if part in each}
+            for each in self.server.of_kind(*kinds)
+        }
