@@ -16,7 +16,9 @@ from rlsrl_operator.manifests.types import Manifest
 
 CALL_SECONDS = 10
 """Deadline of one call."""
-_CONFLICT, _INVALID, _NOT_FOUND, _BAD_REQUEST, _FORBIDDEN = 409, 422, 404, 400, 403
+_CONFLICT, _INVALID, _NOT_FOUND, _UNAUTHORIZED, _TOO_MANY = 409, 422, 404, 401, 429
+_FAILING_WEBHOOK = "failed calling webhook"
+"""In the API server's message, with status 500, if an admission webhook does not answer."""
 
 
 _READING = frozenset({"get", "list"})
@@ -29,7 +31,9 @@ class ResourceConflict(Exception):
 
 
 class Refused(Exception):
-    """The API server refuses the object: invalid, forbidden, or over a quota. The text is the server's."""
+    """The API server refuses the object: invalid, forbidden, over a quota, denied by a webhook. The text is the
+    server's.
+    """
 
 
 class Cluster:
@@ -51,13 +55,16 @@ class Cluster:
         items: list[Manifest] = found["items"] if found is not None else []
         return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
 
-    async def last_event(self, about: Manifest, reason: str) -> str | None:
-        """Return the message of the object's newest event with that reason, or None if the server keeps none."""
+    async def last_event(self, about: Manifest, reason: str, *, since: str) -> str | None:
+        """Return the message of the object's newest event with that reason, or None if the server has none that is
+        as new as ``since``, a time as Kubernetes writes it.
+        """
         selector = f"involvedObject.uid={about['metadata']['uid']},reason={reason}"
         found = await self._call(
             "get", "v1", "Event", namespace=about["metadata"]["namespace"], field_selector=selector
         )
-        events = sorted(found["items"] if found is not None else [], key=lambda each: str(each.get("lastTimestamp")))
+        items = [each for each in found["items"] if str(each.get("lastTimestamp")) >= since] if found else []
+        events = sorted(items, key=lambda each: str(each.get("lastTimestamp")))
         return str(events[-1].get("message", "")) if events else None
 
     async def apply(self, manifest: Manifest) -> Manifest:
@@ -114,7 +121,7 @@ class Cluster:
         except ApiException as error:
             if error.status == _CONFLICT or (error.status == _INVALID and "metadata.uid" in fields_of(error)):
                 raise ResourceConflict(message_of(error)) from error
-            if error.status in (_INVALID, _BAD_REQUEST, _FORBIDDEN):
+            if _is_refusal(error):
                 raise Refused(message_of(error)) from error
             raise
         if written is None:
@@ -143,6 +150,14 @@ class Cluster:
 def _plain(_: DynamicClient, answer: Manifest) -> Manifest:
     """Keep the JSON: the client's attribute access costs more than the call."""
     return answer
+
+
+def _is_refusal(error: ApiException) -> bool:
+    """Return whether the write fails until somebody changes something. A webhook chooses the status of its denial."""
+    status = error.status or 0
+    if status in (_UNAUTHORIZED, _NOT_FOUND, _TOO_MANY):
+        return False
+    return 400 <= status < 500 or _FAILING_WEBHOOK in message_of(error)
 
 
 def message_of(error: ApiException) -> str:

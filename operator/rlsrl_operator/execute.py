@@ -11,7 +11,7 @@ from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
 from rlsrl_operator.cluster import Cluster, Refused, ResourceConflict
 from rlsrl_operator.drift import Action, RefusedWrite, Write, has_foreign_fields, replacement
-from rlsrl_operator.informer_cache import InformerCache
+from rlsrl_operator.informer_cache import MAX_CONFLICTS, InformerCache
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.kueue import begins_in_queue
 from rlsrl_operator.manifests.types import ObjectKey, key_of
@@ -45,6 +45,7 @@ class Executor:
 
         Raises:
             ResourceConflict: an object has changed since it was read.
+            Refused: the API server refuses the status that is written ahead.
         """
         done = Executed(document=document)
         if decided.written_ahead is not None:
@@ -52,15 +53,16 @@ class Executor:
         for write in decided.writes:
             try:
                 await self._write(write, cache)
-            except ResourceConflict:
-                cache.require_read(write.wanted)
-                raise
+            except ResourceConflict as error:
+                if cache.conflict(write.wanted) < MAX_CONFLICTS:
+                    raise
+                done.refused[key_of(write.wanted)] = cache.refuse(write.wanted, str(error), now)
+                return done
             except Refused as error:
                 if begins_in_queue(write.wanted, write.observed):
                     done.queue_refusal = str(error)
                     continue
                 done.refused[key_of(write.wanted)] = cache.refuse(write.wanted, str(error), now)
-                _log.warning("write_refused", kind=write.wanted["kind"], **_place(write.wanted), message=str(error))
                 return done
         for deletion in decided.pod_deletions:
             _log.info("deleting_pod", reason=deletion.reason, **_place(deletion.pod))
@@ -77,6 +79,7 @@ class Executor:
 
         Raises:
             ResourceConflict: the experiment has changed since it was read.
+            Refused: the API server refuses the status.
         """
         before, changed = statuses.read(done.document), statuses.write(status)
         if changed == statuses.write(before):

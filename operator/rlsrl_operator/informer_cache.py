@@ -18,6 +18,8 @@ from rlsrl_operator.manifests.types import ObjectKey, digest, key_of
 
 RELIST_SECONDS = 30.0
 """How long the cache relies on watches alone."""
+MAX_CONFLICTS = 5
+"""A write that ends in so many conflicts in a row is refused: a webhook may answer with that status."""
 REFUSED_SECONDS = 30.0
 """How long a write that the API server refused is not tried again, unless the manifest changes."""
 _API_VERSIONS = {
@@ -49,6 +51,8 @@ class InformerCache:
         self._reported: dict[ObjectKey, str] = {}
         """The newest resourceVersion that a watch or a list reported."""
         self._refused: dict[ObjectKey, RefusedWrite] = {}
+        self._conflicts: dict[ObjectKey, int] = {}
+        """How many writes in a row ended in a conflict."""
         self._generation = 0
         """The experiment's generation at the last list."""
         self._relist_at: datetime | None = None
@@ -67,10 +71,12 @@ class InformerCache:
         entry = self._entries.get((kind, name))
         return entry is None or entry.applied.version != version
 
-    async def refresh(self, context: ExperimentContext, now: datetime, *, is_new: bool) -> None:
-        """List all objects if it is time to. Nothing is listed of a new experiment, which has no objects."""
+    async def refresh(self, context: ExperimentContext, now: datetime, *, is_new: bool, is_blocked: bool) -> None:
+        """List all objects if it is time to. Nothing is listed of a new experiment, which has no objects. While an
+        experiment is blocked, watches have to do: lists are due as soon as it goes on.
+        """
         self._listed = {}
-        is_fresh = self._relist_at is not None and now < self._relist_at
+        is_fresh = self._relist_at is not None and (is_blocked or now < self._relist_at)
         if is_fresh and context.generation == self._generation:
             return
         if not is_new:
@@ -112,14 +118,21 @@ class InformerCache:
         key = key_of(wanted)
         self._entries[key] = _Entry(applied=applied(wanted, observed), found=_without_contents(observed))
         self._refused.pop(key, None)
+        self._conflicts.pop(key, None)
 
     def forget(self, manifest: Manifest) -> None:
         """Record that the operator has deleted an object."""
         self.labelled = {key: found for key, found in self.labelled.items() if key != key_of(manifest)}
 
-    def require_read(self, manifest: Manifest) -> None:
-        """Record that the API server has another version of an object than the cache: the next pass reads it."""
-        self._reported[key_of(manifest)] = _UNKNOWN
+    def conflict(self, manifest: Manifest) -> int:
+        """Record that the API server has another version of an object than the cache: the next pass reads it.
+
+        Returns how many writes in a row ended so.
+        """
+        key = key_of(manifest)
+        self._reported[key] = _UNKNOWN
+        self._conflicts[key] = self._conflicts.get(key, 0) + 1
+        return self._conflicts[key]
 
     def refuse(self, wanted: Manifest, message: str, now: datetime) -> RefusedWrite:
         """Record that the API server refused a write."""

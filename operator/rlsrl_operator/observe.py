@@ -57,6 +57,17 @@ class RevisionProblem(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Blocker:
+    """What keeps an experiment from going on until somebody changes the experiment or the cluster."""
+
+    reason: str
+    """The reason of the condition that reports it."""
+    message: str
+    at: ObjectKey | None = None
+    """The object at which the writes end; None if no object is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observed:
     """What one pass has read. The plan follows from it and from the time alone."""
 
@@ -74,15 +85,18 @@ class Observed:
     revision_problem: RevisionProblem | None = None
     """Set instead of ``revision``."""
     children: Mapping[ObjectKey, Child] = field(default_factory=dict)
-    """The revision's own object, the objects in it, the token and the volume claim."""
+    """The revision's own object, the objects in it, the token and the volume claim, in the order in which they are
+    written. Those behind an object that blocked the last pass are missing: they were not read."""
     labelled: Mapping[ObjectKey, Manifest] = field(default_factory=dict)
     """The metadata of objects with the experiment's labels, of earlier generations too, as they were listed last."""
     pods: Sequence[Manifest] = ()
     """The experiment's pods, of all attempts."""
     failed_create: str | None = None
-    """Why a role has no pod, if its controller is not allowed to create one: a quota, an admission policy."""
+    """Why a role lacks pods, if its controller is not allowed to create them: a quota, an admission policy."""
     queue_refusal: str | None = None
     """Why Kueue refused the trainers in this pass; set between two stages of the pass."""
+    queue_refused_since: datetime | None = None
+    """When the first of the refusals in a row came; None without ``queue_refusal``."""
 
 
 @dataclass
@@ -94,6 +108,10 @@ class ExperimentMemory:
     revision: Revision | None = None
     """The revision of the present generation."""
     token: str = ""
+    blocker: Blocker | None = None
+    """What blocked the last pass."""
+    queue_refused_since: datetime | None = None
+    """When Kueue refused the trainers first; None if it did not refuse them in the last pass."""
     page_read_at: datetime | None = None
 
 
@@ -120,7 +138,7 @@ class Observer:
         except SpecError as error:
             return Observed(document=document, status=status, spec_error=str(error))
         is_new = context.generation == 1 and status.phase is None
-        await memory.children.refresh(context, now, is_new=is_new)
+        await memory.children.refresh(context, now, is_new=is_new, is_blocked=memory.blocker is not None)
         observed = Observed(document=document, status=status, context=context)
         observed = await self._with_revision(observed, context, memory)
         if observed.revision is None:
@@ -128,10 +146,11 @@ class Observer:
         running = replace(context, experiment=observed.revision.experiment)
         labelled = await self._cluster.list("v1", "Pod", context.namespace, context.own_labels)
         pods = [pod for pod in labelled if ROLE_LABEL in pod["metadata"]["labels"]]
+        is_blocked = memory.blocker is not None and memory.blocker.at is not None
         return replace(
             observed,
             pods=pods,
-            failed_create=await self._failed_create(running, status, pods, now),
+            failed_create=None if is_blocked else await self._failed_create(running, status, pods, now),
             children={**observed.children, **await self._children(running, observed.revision, memory)},
             labelled=memory.children.labelled,
         )
@@ -192,8 +211,14 @@ class Observer:
         self, context: ExperimentContext, revision: Revision, memory: ExperimentMemory
     ) -> dict[ObjectKey, Child]:
         secret, claim = token_secret(context, token_of(self._key, context.uid)), volume_claim(context)
-        wanted = [secret, *([] if claim is None else [claim]), *revision.manifests]
-        children = {key_of(each): await memory.children.read(each) for each in wanted}
+        children: dict[ObjectKey, Child] = {}
+        blocked_at = None if memory.blocker is None else memory.blocker.at
+        if blocked_at == ("ConfigMap", context.revision_name):
+            return children
+        for each in (secret, *([] if claim is None else [claim]), *revision.manifests):
+            children[key_of(each)] = await memory.children.read(each)
+            if key_of(each) == blocked_at:
+                break
         found = children[key_of(secret)]
         if not found.is_unchanged or not memory.token:
             data = (found.found or secret).get("data", {})
@@ -204,17 +229,24 @@ class Observer:
         self, context: ExperimentContext, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime
     ) -> str | None:
         ready = statuses.condition(status, READY)
-        if ready is None or now < parse_time(ready.last_transition_time) + timedelta(seconds=MAKING_SECONDS):
+        if ready is None or ready.status == "True" or status.phase in (*TERMINAL, "Suspended"):
             return None
-        roles_with_pods = {pod["metadata"]["labels"][ROLE_LABEL] for pod in pods}
-        for role in roles_of(context.configs) if status.phase not in TERMINAL else ():
-            if role.name in roles_with_pods or (status.phase == "Queued" and not is_queued(role)):
+        if now < parse_time(ready.last_transition_time) + timedelta(seconds=MAKING_SECONDS):
+            return None
+        for role in roles_of(context.configs):
+            there = [pod["metadata"] for pod in pods if pod["metadata"]["labels"][ROLE_LABEL] == role.name]
+            is_whole = len(there) >= role.num_pods(context.experiment.spec)
+            if is_whole or any("deletionTimestamp" in each for each in there):
+                continue
+            if status.phase == "Queued" and not is_queued(role):
                 continue
             kind, name = workload_of(role), context.name_of(role.name)
             workload = await self._cluster.get("apps/v1", kind, context.namespace, name)
             if workload is None:
                 continue
-            reason = statuses.replica_failure(workload) or await self._cluster.last_event(workload, "FailedCreate")
+            reason = statuses.replica_failure(workload) or await self._cluster.last_event(
+                workload, "FailedCreate", since=ready.last_transition_time
+            )
             if reason is not None:
                 return f"{kind} {name}: {reason}"
         return None

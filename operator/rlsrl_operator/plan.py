@@ -9,11 +9,11 @@ from functools import cached_property
 
 from rlsrl.api.edits import refused
 from rlsrl.api.pods import ROLE_LABEL, is_ready
-from rlsrl.api.reasons import ACCEPTED, AcceptedReason
+from rlsrl.api.reasons import ACCEPTED, READY, AcceptedReason
 from rlsrl.api.role_names import COORDINATOR
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
-from rlsrl_operator.drift import Action, Child, Write, write_for
+from rlsrl_operator.drift import Action, Write, write_for
 from rlsrl_operator.gang import parse_time, template_of
 from rlsrl_operator.lifecycle import decide, for_phase, is_settled
 from rlsrl_operator.manifests import (
@@ -27,17 +27,18 @@ from rlsrl_operator.manifests import (
 from rlsrl_operator.manifests.context import SETTINGS_ANNOTATION, SETTINGS_KEY
 from rlsrl_operator.manifests.templates import disallowed
 from rlsrl_operator.manifests.types import ObjectKey, digest, key_of
-from rlsrl_operator.observe import Observed, RevisionProblem
+from rlsrl_operator.observe import Blocker, Observed, RevisionProblem
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.pod_deletions import PodDeletion, pod_deletions
 from rlsrl_operator.status import TERMINAL
 
 RETRY_SECONDS = 0.2
 """Delay of the next pass after a conflict."""
-QUEUE_SECONDS = 2.0
-"""Delay of the next pass over trainers that their queue refuses: the last pod of the earlier attempt must be gone."""
 TROUBLE_SECONDS = 30.0
 """Delay of the next pass over an experiment that only a user or an administrator can repair."""
+QUEUE_SECONDS = 2.0
+"""Delay of the next pass over trainers that their queue refuses: the last pod of the earlier attempt must be gone. A
+queue that refuses them for longer than ``TROUBLE_SECONDS`` has another reason."""
 _PRUNED = frozenset({"Deployment", "NetworkPolicy", "ConfigMap"})
 """Kinds of objects that an earlier generation may have and a later one may not."""
 
@@ -68,6 +69,8 @@ class Plan:
     """The experiment, if it is running and its coordinator can report the run's numbers."""
     is_steady: bool = False
     """Whether only the run's numbers change from now on, until a watch reports something."""
+    blocker: Blocker | None = None
+    """What keeps the experiment from going on."""
     requeue_after: float | None = None
     """Seconds until the next pass; None: when a watch reports something."""
 
@@ -122,9 +125,11 @@ def plan(observed: Observed, *, key: bytes, now: datetime) -> Plan:
 
 def _without_revision(observed: Observed, context: ExperimentContext, problem: RevisionProblem, now: datetime) -> Plan:
     if problem is RevisionProblem.OTHER_OPERATOR:
-        return Plan(requeue_after=TROUBLE_SECONDS)
+        message = "an operator with another key manages the experiment"
+        blocker = Blocker(reason="OtherOperator", message=message, at=_revision_key(context))
+        return Plan(blocker=blocker, requeue_after=TROUBLE_SECONDS)
     if problem is RevisionProblem.NOT_OWNED:
-        return _not_accepted(observed, "NameConflict", _name_conflict("ConfigMap", context.revision_name), now)
+        return _name_conflict(observed, _revision_key(context), now)
     found = observed.children[_revision_key(context)].found
     assert found is not None, "only what was read is unreadable"
     return Plan(deletions=(found,), requeue_after=RETRY_SECONDS)
@@ -159,27 +164,51 @@ def _accepted(run: _Run) -> Plan:
     )
     settled = is_settled(status, run.templates, observed.pods)
     coordinators = [pod for pod in observed.pods if pod["metadata"]["labels"][ROLE_LABEL] == COORDINATOR]
+    is_training = status.phase == "Running" and any(map(is_ready, coordinators))
+    blocker = _pod_blocker(run, status)
     return Plan(
         pod_deletions=pod_deletions(run.judged, observed.pods, now),
         pod_annotations=tuple(_settings_annotations(run)),
         deletions=tuple(_obsolete(run)) if settled else (),
         status=status,
-        training=run.running if status.phase == "Running" and any(map(is_ready, coordinators)) else None,
+        training=run.running if is_training else None,
         is_steady=settled and status.phase not in TERMINAL,
-        requeue_after=_seconds_to_next_pass(run, status),
+        blocker=blocker,
+        requeue_after=_seconds_to_next_pass(run, status) if blocker is None or is_training else TROUBLE_SECONDS,
     )
 
 
+def _pod_blocker(run: _Run, status: ExperimentStatus) -> Blocker | None:
+    """Return what keeps pods from being created, or None."""
+    observed, ready = run.observed, statuses.condition(status, READY)
+    if ready is None or ready.status == "True":
+        return None
+    if ready.reason == "FailedCreate" and observed.failed_create is not None:
+        return Blocker(reason=ready.reason, message=observed.failed_create)
+    if observed.queue_refusal is None or observed.queue_refused_since is None:
+        return None
+    lasts = run.now - observed.queue_refused_since >= timedelta(seconds=TROUBLE_SECONDS)
+    return Blocker(reason=ready.reason, message=observed.queue_refusal) if lasts else None
+
+
 def _not_accepted(
-    observed: Observed, reason: AcceptedReason, message: str, now: datetime, retry_seconds: float = TROUBLE_SECONDS
+    observed: Observed,
+    reason: AcceptedReason,
+    message: str,
+    now: datetime,
+    *,
+    at: ObjectKey | None = None,
+    retry_seconds: float = TROUBLE_SECONDS,
 ) -> Plan:
-    """Return the plan that reports why the experiment is not accepted; its status is otherwise as observed."""
+    """Return the plan that reports why the experiment is not accepted, and at which object, if it is one. Its status is
+    otherwise as observed.
+    """
     generation = observed.document["metadata"]["generation"]
     status = observed.status.model_copy(
         update={"phase": observed.status.phase or "Pending", "observed_generation": generation}
     )
     status = statuses.with_condition(status, ACCEPTED, "False", reason, message, generation=generation, now=now)
-    return Plan(status=status, requeue_after=retry_seconds)
+    return Plan(status=status, blocker=Blocker(reason=reason, message=message, at=at), requeue_after=retry_seconds)
 
 
 def _seconds_to_next_pass(run: _Run, status: ExperimentStatus) -> float | None:
@@ -225,29 +254,38 @@ def _wanted(run: _Run, key: bytes) -> Iterator[Manifest]:
 
 
 def _writes(run: _Run, wanted: Iterator[Manifest]) -> tuple[tuple[Write, ...], Plan | None]:
-    """Return the writes up to an object that is somebody else's or refused, and the plan that reports this object."""
+    """Return the writes up to an object that is somebody else's or refused, and the plan that reports this object.
+
+    The writes end at an object that was not read, too. The next pass reads it, after the one before is written.
+    """
     judged = replace(run.observed, status=run.judged)
     writes: list[Write] = []
     for manifest in wanted:
-        child = run.observed.children.get(key_of(manifest), Child())
+        key = key_of(manifest)
+        if (child := run.observed.children.get(key)) is None:
+            return tuple(writes), Plan(requeue_after=RETRY_SECONDS)
         write = write_for(manifest, child)
         if write is None:
             continue
         if write.action is Action.NOT_OWNED:
-            return tuple(writes), _not_accepted(judged, "NameConflict", _name_conflict(*key_of(manifest)), run.now)
+            return tuple(writes), _name_conflict(judged, key, run.now)
         if (refusal := child.refused) is not None and refusal.digest == digest(write.wanted):
             seconds = (refusal.retry_at - run.now).total_seconds()
             if seconds > 0:
-                return tuple(writes), _not_accepted(judged, "InvalidSpec", refusal.message, run.now, seconds)
+                message = f"{' '.join(key)}: {refusal.message}"
+                return tuple(writes), _not_accepted(
+                    judged, "ObjectRefused", message, run.now, at=key, retry_seconds=seconds
+                )
         writes.append(write)
     return tuple(writes), None
 
 
-def _name_conflict(kind: str, name: str) -> str:
-    return (
-        f"{kind} {name} exists and does not belong to this experiment: delete it, "
+def _name_conflict(observed: Observed, key: ObjectKey, now: datetime) -> Plan:
+    message = (
+        f"{' '.join(key)} exists and does not belong to this experiment: delete it, "
         "or apply the experiment under another name"
     )
+    return _not_accepted(observed, "NameConflict", message, now, at=key)
 
 
 def _settings_annotations(run: _Run) -> Iterator[PodAnnotation]:

@@ -19,13 +19,13 @@ from typing_extensions import override
 from rlsrl.api.spec import KIND
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
-from rlsrl_operator.cluster import Cluster, ResourceConflict
+from rlsrl_operator.cluster import Cluster, Refused, ResourceConflict
 from rlsrl_operator.coordinator_status import CoordinatorStatus
 from rlsrl_operator.execute import Executed, Executor
 from rlsrl_operator.informer_cache import InformerCache
 from rlsrl_operator.manifests import ExperimentContext, Manifest
-from rlsrl_operator.observe import ExperimentMemory, Observed, Observer, RevisionProblem
-from rlsrl_operator.plan import RETRY_SECONDS, plan
+from rlsrl_operator.observe import Blocker, ExperimentMemory, Observed, Observer
+from rlsrl_operator.plan import RETRY_SECONDS, TROUBLE_SECONDS, plan
 from rlsrl_operator.settings import OperatorSettings
 
 STEADY_SECONDS = 300.0
@@ -67,6 +67,8 @@ class _Entry:
     steady: SteadyState | None = None
     own_versions: tuple[str, ...] = ()
     """The resourceVersions that the last pass gave to the experiment: a watch reports them, and they are no news."""
+    num_conflicts: int = 0
+    """How many passes in a row ended in a conflict."""
 
 
 class Reconciler:
@@ -119,7 +121,13 @@ class Reconciler:
             return await self._report_progress(key, entry, steady, num_reports, now)
         except ResourceConflict as conflict:
             _log.info("conflict", key=str(key), message=str(conflict))
-            return RETRY_SECONDS
+            entry.num_conflicts += 1
+            return min(TROUBLE_SECONDS, RETRY_SECONDS * 2.0 ** min(entry.num_conflicts - 1, 10))
+        except Refused as refusal:
+            context = entry.memory.context
+            at = None if context is None else ("ConfigMap", context.revision_name)
+            self._block(key, entry, Blocker(reason="StatusRefused", message=str(refusal), at=at))
+            return TROUBLE_SECONDS
 
     async def _reconcile_once(self, key: ExperimentKey, entry: _Entry, num_reports: int, now: datetime) -> float | None:
         observed = await self._observer.observe(key.namespace, key.name, entry.memory, now)
@@ -128,20 +136,31 @@ class Reconciler:
             self._entries.pop(key, None)
             self._on_status(key, None)
             return None
-        if observed.revision_problem is RevisionProblem.OTHER_OPERATOR:
-            _log.warning("managed_by_another_operator", key=str(key))
         decided = plan(observed, key=self._key, now=now)
         done = await self._executor.execute(decided, observed.document, entry.memory.children, now)
-        if done.refused or done.queue_refusal is not None:
+        is_queue_refused = done.queue_refusal is not None
+        entry.memory.queue_refused_since = (entry.memory.queue_refused_since or now) if is_queue_refused else None
+        if done.refused or is_queue_refused:
             # Second stage: the same observation and the refusal lead to the status that reports it.
-            observed = _with_outcome(observed, done)
+            observed = _with_outcome(observed, done, entry.memory.queue_refused_since)
             decided = plan(observed, key=self._key, now=now)
+        self._block(key, entry, decided.blocker)
         if decided.status is not None:
             await self._report(key, entry, decided.status, decided.training, done, now)
-        if decided.is_steady and entry.num_reports == num_reports:
-            until = now + timedelta(seconds=STEADY_SECONDS)
+        entry.num_conflicts = 0
+        is_blocked_beside = decided.blocker is not None and decided.training is not None
+        if (decided.is_steady or is_blocked_beside) and entry.num_reports == num_reports:
+            until = now + timedelta(seconds=STEADY_SECONDS if decided.is_steady else TROUBLE_SECONDS)
             entry.steady = SteadyState(document=done.document, training=decided.training, until=until)
         return decided.requeue_after
+
+    def _block(self, key: ExperimentKey, entry: _Entry, blocker: Blocker | None) -> None:
+        """Remember what blocks the experiment, and log it once."""
+        before, entry.memory.blocker = entry.memory.blocker, blocker
+        if blocker is not None and blocker != before:
+            _log.warning("blocked", key=str(key), reason=blocker.reason, message=blocker.message)
+        elif blocker is None and before is not None:
+            _log.info("unblocked", key=str(key))
 
     async def _report_progress(
         self, key: ExperimentKey, entry: _Entry, steady: SteadyState, num_reports: int, now: datetime
@@ -175,7 +194,7 @@ class Reconciler:
         self._on_status(key, status)
 
 
-def _with_outcome(observed: Observed, done: Executed) -> Observed:
+def _with_outcome(observed: Observed, done: Executed, queue_refused_since: datetime | None) -> Observed:
     """Return the observation with what executing the plan has shown."""
     refused = {key: replace(observed.children[key], refused=refused) for key, refused in done.refused.items()}
     return replace(
@@ -184,4 +203,5 @@ def _with_outcome(observed: Observed, done: Executed) -> Observed:
         status=statuses.read(done.document),
         children={**observed.children, **refused},
         queue_refusal=done.queue_refusal,
+        queue_refused_since=queue_refused_since,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from rlsrl.api.role_names import TRAINER
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.cluster import Cluster
 from rlsrl_operator.coordinator_status import CoordinatorStatus
+from rlsrl_operator.keyed_queue import PAUSE_SECONDS
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.kueue import QUEUE_LABEL
 from rlsrl_operator.reconcile import ExperimentKey, Reconciler
@@ -53,6 +55,8 @@ class ApiServer:
         """Selects the writes that end in a conflict."""
         self.forbids: Callable[[str], bool] = lambda write: False
         """Selects the writes that an admission policy or a quota refuses."""
+        self.refusal = (403, "forbidden by the test")
+        """Status and message of the refusals."""
         self.meanwhile: Callable[[str], object] = lambda kind: None
         """Called with the kind at each read."""
         self.events: list[tuple[str, Manifest]] = []
@@ -108,7 +112,11 @@ class ApiServer:
         items = [
             each for each in self.of_kind(resource.kind) if wanted.items() <= each["metadata"].get("labels", {}).items()
         ]
-        return self._answer({"items": [] if "field_selector" in asked else items})
+        fields = dict(pair.split("=") for pair in asked.get("field_selector", "").split(",") if pair)
+        if fields:
+            about, reason = fields["involvedObject.uid"], fields["reason"]
+            items = [each for each in items if (each["involvedObject"]["uid"], each["reason"]) == (about, reason)]
+        return self._answer({"items": items})
 
     async def create(self, resource: Resource, *, body: Manifest, **_: Any) -> Any:
         self._write("create", resource, body["metadata"]["name"])
@@ -161,7 +169,10 @@ class ApiServer:
         if self.refuses(write):
             raise ApiException(status=409, reason="refused by the test")
         if self.forbids(write):
-            raise ApiException(status=403, reason="forbidden by the test")
+            status, message = self.refusal
+            error = ApiException(status=status)
+            error.body = json.dumps({"message": message})
+            raise error
 
     @staticmethod
     def _answer(value: Manifest) -> Any:
@@ -203,6 +214,10 @@ class World:
         self.cluster = Cluster(cast("Any", self.server), on_write=lambda kind, verb: None)
         self.key = ExperimentKey(NAMESPACE, NAME)
         self.coordinator = coordinator or Silent()
+        self.max_pods = 1000
+        """How many pods a quota allows."""
+        self.due: datetime | None = self.now
+        """When the next pass is due."""
         self.reconciler = self.new_reconciler()
 
     def new_reconciler(self) -> Reconciler:
@@ -248,6 +263,23 @@ class World:
         asyncio.run(self.reconciler.reconcile(self.key))
         return self.server.writes[before:]
 
+    def run_for(self, seconds: float) -> int:
+        """Run passes when they are due, woken by watches or not, and the controllers; return the number of passes."""
+        end, num_passes = self.now + timedelta(seconds=seconds), 0
+        self._add_if_woken()
+        while self.due is not None and self.due < end:
+            self.now, num_passes = self.due, num_passes + 1
+            after = asyncio.run(self.reconciler.reconcile(self.key))
+            self.due = None if after is None else self.now + timedelta(seconds=after)
+            self.make_pods()
+            self._add_if_woken()
+        self.now = end
+        return num_passes
+
+    def _add_if_woken(self) -> None:
+        if any(self.deliver_events()):
+            self.due = self.now + timedelta(seconds=PAUSE_SECONDS)
+
     def settle(self) -> None:
         """Run passes and controllers until nothing changes."""
         for _ in range(20):
@@ -259,10 +291,15 @@ class World:
     def pods(self, role: str = TRAINER) -> list[Manifest]:
         return [pod for pod in self.server.of_kind("Pod") if pod["metadata"]["labels"][ROLE_LABEL] == role]
 
+    def workloads(self) -> list[Manifest]:
+        """The experiment's: somebody else's have no label."""
+        found = self.server.of_kind(*POD_KINDS)
+        return [each for each in found if EXPERIMENT_LABEL in each["metadata"].get("labels", {})]
+
     def make_pods(self) -> bool:
         """Create and delete pods as Kubernetes' controllers do; return whether anything changed."""
         wanted: dict[str, Manifest] = {}
-        for workload in self.server.of_kind(*POD_KINDS):
+        for workload in self.workloads():
             template = workload["spec"]["template"]["metadata"]
             for index in range(workload["spec"]["replicas"]):
                 labels = {**template["labels"], "apps.kubernetes.io/pod-index": str(index)}
@@ -271,7 +308,10 @@ class World:
         there = {pod["metadata"]["name"] for pod in self.server.of_kind("Pod")}
         for name in there - wanted.keys():
             self.server.remove("Pod", name)
-        for name in wanted.keys() - there:
+        for name in sorted(wanted.keys() - there):
+            if len(self.server.of_kind("Pod")) >= self.max_pods:
+                self._refuse_pod(name)
+                continue
             metadata = {**wanted[name], "creationTimestamp": stamp(self.now)}
             container = {"name": "worker", "restartCount": 0, "state": {"running": {}}}
             status = {
@@ -280,7 +320,22 @@ class World:
                 "containerStatuses": [container],
             }
             self.server.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status})
-        return there != wanted.keys()
+        return there != {each["metadata"]["name"] for each in self.server.of_kind("Pod")}
+
+    def _refuse_pod(self, name: str) -> None:
+        """Report a pod that a quota forbids as Kubernetes' controllers do: a Deployment in its status, a StatefulSet by
+        an Event, again and again.
+        """
+        workload = next(each for each in self.workloads() if name[:-2] == each["metadata"]["name"])
+        message = f'pods "{name}" is forbidden: exceeded quota'
+        if workload["kind"] == "Deployment":
+            failure = {"type": "ReplicaFailure", "status": "True", "message": message}
+            if "status" not in workload:
+                self.server.change(workload, {"status": {"conditions": [failure]}})
+            return
+        about = {"metadata": {"name": f"{name}.refused"}, "involvedObject": {"uid": workload["metadata"]["uid"]}}
+        what = {"reason": "FailedCreate", "message": message, "lastTimestamp": stamp(self.now)}
+        self.server.objects[self.server.place("Event", f"{name}.refused")] = {"kind": "Event", **about, **what}
 
     def end(self, pod: Manifest, exit_code: int, message: str = "") -> None:
         """End the pod's worker."""

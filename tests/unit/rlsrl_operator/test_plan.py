@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,7 +28,7 @@ from rlsrl_operator.manifests import (
 )
 from rlsrl_operator.manifests.context import SETTINGS_ANNOTATION
 from rlsrl_operator.manifests.types import digest, key_of
-from rlsrl_operator.observe import Observed, RevisionProblem
+from rlsrl_operator.observe import Blocker, Observed, RevisionProblem
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.plan import QUEUE_SECONDS, RETRY_SECONDS, TROUBLE_SECONDS, Plan, plan
 from rlsrl_operator.status import condition, events, stamp, with_condition
@@ -191,7 +191,8 @@ class Blocked:
     about: Callable[[], Observed]
     reason: str
     message: str
-    writes: Sequence[tuple[Action, tuple[str, str]]] = field(default=())
+    at: tuple[str, str] | None = None
+    """The object behind which nothing is written or read."""
 
 
 def foreign(key: tuple[str, str]) -> Callable[[], Observed]:
@@ -231,15 +232,24 @@ BLOCKED = {
         about=lambda: replace(STEADY, revision=None, revision_problem=RevisionProblem.NOT_OWNED),
         reason="NameConflict",
         message=f"ConfigMap {REVISION[1]} exists and does not belong to this experiment",
+        at=REVISION,
     ),
     **{
         f"somebody else's {kind}": Blocked(
-            about=foreign((kind, name)), reason="NameConflict", message=f"{kind} {name} exists and does not belong"
+            about=foreign((kind, name)),
+            reason="NameConflict",
+            message=f"{kind} {name} exists and does not belong",
+            at=(kind, name),
         )
         for kind, name in (SERVICE, SETTINGS_MAP, SECRET, CLAIM, TRAINERS, ACTORS)
     },
     **{
-        f"a refused {kind}": Blocked(about=refused((kind, name)), reason="InvalidSpec", message="exceeded quota")
+        f"a refused {kind}": Blocked(
+            about=refused((kind, name)),
+            reason="ObjectRefused",
+            message=f"{kind} {name}: exceeded quota",
+            at=(kind, name),
+        )
         for kind, name in (SERVICE, SETTINGS_MAP, SECRET, CLAIM, TRAINERS, ACTORS)
     },
 }
@@ -254,7 +264,10 @@ def test_a_blocked_experiment_is_reported_once_and_nothing_else_happens(case: Bl
     (event,) = events(about.document, about.status, decided.status, NOW)
     assert (event["type"], event["reason"]) == ("Warning", case.reason)
     assert case.message in event["message"]
-    assert replace(decided, status=None) == Plan(requeue_after=TROUBLE_SECONDS)
+    assert decided.blocker is not None
+    assert (decided.blocker.reason, decided.blocker.at) == (case.reason, case.at)
+    assert case.message in decided.blocker.message
+    assert replace(decided, status=None, blocker=None) == Plan(requeue_after=TROUBLE_SECONDS)
     document = {**about.document, "status": written(decided.status)}
     later = NOW + timedelta(seconds=TROUBLE_SECONDS - 1)
     again = plan(replace(about, status=decided.status, document=document), key=KEY, now=later)
@@ -289,7 +302,42 @@ def test_a_pass_in_between_does_not_delay_the_next_try_of_a_refused_write() -> N
 
 def test_an_experiment_of_another_operator_is_left_alone() -> None:
     about = replace(STEADY, revision=None, revision_problem=RevisionProblem.OTHER_OPERATOR)
-    assert plan(about, key=KEY, now=NOW) == Plan(requeue_after=TROUBLE_SECONDS)
+    decided = plan(about, key=KEY, now=NOW)
+    assert decided.blocker is not None
+    assert (decided.blocker.reason, decided.blocker.at) == ("OtherOperator", REVISION)
+    assert replace(decided, blocker=None) == Plan(requeue_after=TROUBLE_SECONDS)
+
+
+def test_writes_end_before_an_object_that_was_not_read() -> None:
+    about = of_new_experiment()
+    keys = list(about.children)
+    read = {key: about.children[key] for key in keys[: keys.index(SERVICE) + 1]}
+    decided = plan(replace(about, children=read), key=KEY, now=NOW)
+    assert actions(decided)[-1] == (Action.APPLY, SERVICE)
+    assert [key for _, key in actions(decided)] == list(read)
+    assert (decided.status, decided.blocker, decided.requeue_after) == (None, None, RETRY_SECONDS)
+
+
+def test_pods_that_are_refused_are_looked_at_rarely_until_the_run_has_numbers() -> None:
+    actors = [each for each in STEADY.pods if each["metadata"]["labels"][ROLE_LABEL] != "actor"]
+    reason = "Deployment a-actor: exceeded quota"
+    waiting = replace(STEADY, pods=actors[:1], failed_create=reason, status=ExperimentStatus(phase="Starting"))
+    training = replace(STEADY, pods=actors, failed_create=reason)
+    for about, seconds in ((waiting, TROUBLE_SECONDS), (training, SETTINGS.status_seconds)):
+        decided = plan(about, key=KEY, now=NOW)
+        assert decided.blocker == Blocker(reason="FailedCreate", message=reason)
+        assert decided.requeue_after == seconds
+    assert plan(replace(waiting, failed_create=None), key=KEY, now=NOW).requeue_after == SETTINGS.status_seconds
+
+
+@pytest.mark.parametrize(("seconds", "is_blocked"), [(0, False), (TROUBLE_SECONDS - 1, False), (TROUBLE_SECONDS, True)])
+def test_a_queue_that_refuses_for_long_blocks(seconds: float, is_blocked: bool) -> None:
+    since = NOW - timedelta(seconds=seconds)
+    about = replace(STEADY, pods=[COORDINATOR_POD], queue_refusal="no", queue_refused_since=since)
+    status = running(CONTEXT).model_copy(update={"phase": "Queued", "conditions": ()})
+    decided = plan(replace(about, status=status), key=KEY, now=NOW)
+    assert (decided.blocker is not None) is is_blocked
+    assert decided.requeue_after == (TROUBLE_SECONDS if is_blocked else QUEUE_SECONDS)
 
 
 def test_an_unreadable_revision_is_deleted_and_made_again_by_the_next_pass() -> None:

@@ -339,7 +339,7 @@ def test_a_refused_object_is_reported_once_and_retried_later(kind: str) -> None:
     world = World()
     world.server.forbids = lambda write: write.split()[1] == kind
     world.run_pass()
-    assert world.condition(ACCEPTED) == ("False", "InvalidSpec")
+    assert world.condition(ACCEPTED) == ("False", "ObjectRefused")
     for _ in range(20):
         world.now += timedelta(seconds=1)
         assert world.run_pass() == []

@@ -21,7 +21,7 @@ GANG_COMPLETE: Final = "GangComplete"
 DURABLE: Final = "Durable"
 FINISHED: Final = "Finished"
 
-AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict"]
+AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict", "ObjectRefused"]
 EndReason = Literal["Succeeded", "ConfigurationError", "BudgetExhausted"]
 GangReason = Literal["Starting", "Complete", "Restarting", "Suspended"]
 DurableReason = Literal["Stored", "NotStored"]
@@ -98,9 +98,15 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "True",
         ),
         "InvalidSpec": Judgement(
-            "The spec is invalid, or the API server refused an object of the experiment, for example because of an "
-            "admission policy or a quota. The message has the reason.",
-            "Correct the spec, the policy or the quota. The operator tries again every 30 seconds.",
+            "The spec is invalid, or its `podTemplate` says what the administrator does not allow. The message names "
+            "the field.",
+            "Correct the spec.",
+            "False",
+        ),
+        "ObjectRefused": Judgement(
+            "The API server refused an object of the experiment, because of a quota, a limit range, an admission "
+            "policy or a webhook. The message names the object and has the API server's reason.",
+            "Raise the quota, or change the policy or the webhook. The operator tries again every 30 seconds.",
             "False",
         ),
         "EditRefused": Judgement(
