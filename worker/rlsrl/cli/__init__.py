@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -72,3 +73,14 @@ def main() -> None:
 
     To begin: `rlsrl doctor` checks this machine, and `rlsrl init DIR` creates a project.
     """
+    _open_missing_streams()
+
+
+def _open_missing_streams() -> None:
+    """Open ``/dev/null`` for each standard stream that the caller has closed (``>&-``).
+
+    Otherwise the next opened file, such as the lock of a run folder, would get the descriptor of a standard stream.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the process ends

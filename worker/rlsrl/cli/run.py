@@ -15,6 +15,7 @@ from rlsrl.api.load import SpecError, load_file
 from rlsrl.api.spec import RLExperiment
 from rlsrl.cli.errors import UserError
 from rlsrl.local.controller import Failed, Finished, Interrupted, RunOutcome
+from rlsrl.local.display import UnbreakableOutput
 from rlsrl.local.run_folder import RUNS, RunFolder, RunFolderError
 from rlsrl.local.session import claim, draw_curve, run_life, settle
 from rlsrl.local.summary import closing_lines
@@ -39,7 +40,8 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
     """Train the experiment in FILE on this machine, or resume its unfinished run.
 
     Ctrl-C stores a last checkpoint and ends the run. Another Ctrl-C, a second or more later, kills it. The same
-    command resumes an unfinished run and reports a finished one.
+    command resumes an unfinished run and reports a finished one. The run outlives the reader of its output, such as
+    `| head`; `rlsrl top` shows it then.
 
     Exit status: 0 when the run has finished, 1 when it failed, 2 when the experiment is invalid, 128 plus the signal's
     number (Ctrl-C: 130) when it was interrupted.
@@ -63,30 +65,36 @@ def _run(folder: RunFolder, experiment: RLExperiment, file: Path, again: str) ->
     """Run an unfinished run, report, and return the exit status."""
     shown = _short(folder.path)
     if folder.is_finished():
-        click.echo(f"{shown} has finished; --fresh renames its folder and starts a new run")
+        _say(f"{shown} has finished; --fresh renames its folder and starts a new run")
         return _report(settle(folder, experiment), folder, Finished(), again)
     if folder.record.attempt:
-        click.echo(f"resuming {shown}, attempt {folder.record.attempt + 1}")
+        _say(f"resuming {shown}, attempt {folder.record.attempt + 1}")
     outcome = run_life(folder, experiment, modules=file.absolute().parent, output=sys.stdout)
     summary = settle(folder, experiment)
     if (problem := draw_curve(folder, experiment)) is not None:
-        click.echo(f"no curve.png: {problem}", err=True)
+        _say(f"no curve.png: {problem}", err=True)
     return _report(summary, folder, outcome, again)
 
 
 def _report(summary: Mapping[str, Any], folder: RunFolder, outcome: RunOutcome, again: str) -> int:
     if isinstance(outcome, Failed):
-        click.echo(f"error: {outcome.message}", err=True)
+        _say(f"error: {outcome.message}", err=True)
     for line in closing_lines(summary, _short(folder.path)):
-        click.echo(line)
+        _say(line)
     if isinstance(outcome, Finished):
         return FINISHED
     if isinstance(outcome, Interrupted) and outcome.killed:
-        click.echo(f"killed without a last checkpoint: training after version {summary['versions']['last']} is lost")
-    click.echo(f"to resume: {again}")
+        _say(f"killed without a last checkpoint: training after version {summary['versions']['last']} is lost")
+    _say(f"to resume: {again}")
     if isinstance(outcome, Failed):
         return BAD_INPUT if outcome.configuration else FAILED
     return SIGNALLED + outcome.signum
+
+
+def _say(text: str, *, err: bool = False) -> None:
+    """Print the text; a console that is gone does not fail the run."""
+    console: Any = UnbreakableOutput(sys.stderr if err else sys.stdout)
+    click.echo(text, file=console)
 
 
 def _again(file: Path, overrides: tuple[str, ...], seed: int | None, run_dir: Path | None) -> str:

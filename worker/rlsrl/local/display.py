@@ -5,6 +5,8 @@ A broken output (a closed terminal, a full disk) ends the display and never the 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
@@ -95,7 +97,10 @@ class TerminalDisplay:
 
 
 class UnbreakableOutput:
-    """A text stream that ignores write errors."""
+    """A text stream that ignores write errors.
+
+    A pipe without a reader becomes ``/dev/null``, so that the interpreter can flush the stream at its end, too.
+    """
 
     def __init__(self, output: TextIO) -> None:
         self._output = output
@@ -104,15 +109,21 @@ class UnbreakableOutput:
         """Write; ignore a failure."""
         try:
             return self._output.write(text)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            self._abandon(error)
             return len(text)
 
     def flush(self) -> None:
         """Flush; ignore a failure."""
         try:
             self._output.flush()
-        except (OSError, ValueError):
-            return
+        except (OSError, ValueError) as error:
+            self._abandon(error)
+
+    def _abandon(self, error: Exception) -> None:
+        if isinstance(error, BrokenPipeError):
+            with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:  # no descriptor: nothing to do
+                os.dup2(nowhere.fileno(), self._output.fileno())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._output, name)
