@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from rlsrl.rpc.settings import AddressTaken
 from rlsrl.runtime.exposition import MAX_CONNECTIONS, MetricsServer
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.leaks import open_descriptors
@@ -83,7 +84,7 @@ def test_close_frees_the_address_and_ends_the_named_thread() -> None:
     assert "metrics-server" not in [thread.name for thread in threading.enumerate()]
     with MetricsServer(CollectorRegistry(), host=address[0], port=address[1], token=TOKEN) as again:
         assert again.address == address
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(AddressTaken, match=rf"cannot listen on 127\.0\.0\.1:{address[1]}: another process does"):
             MetricsServer(CollectorRegistry(), host=address[0], port=address[1], token=TOKEN)
 
 

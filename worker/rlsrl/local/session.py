@@ -27,6 +27,7 @@ from rlsrl.local.controller import (
 from rlsrl.local.display import Viewer, open_display
 from rlsrl.local.metrics_log import read_rows, training_rows
 from rlsrl.local.monitor import StatusMonitor
+from rlsrl.local.preflight import require_open_files
 from rlsrl.local.run_folder import RESOLVED_EXPERIMENT, RunFolder, RunFolderError
 from rlsrl.local.status_file import StatusFile
 from rlsrl.local.summary import RunFacts, summarize
@@ -96,10 +97,11 @@ def run_life(
         command: the command that starts a worker, without its arguments.
 
     Raises:
-        ConfigurationError: the parameter DB refuses the access.
+        ConfigurationError: the parameter DB refuses the access, or this process may open too few files.
         OSError: a process or file cannot be created, or the parameter DB cannot be reached.
     """
     resolved = resolve(experiment, local_placement(run_uid=folder.record.run_uid, run_folder=folder.path))
+    require_open_files(sum(resolved.coordinator.num_workers.values()) + 1)
     _write_configs(folder, resolved)
     folder.database.policies()  # Fail before any process starts if the store refuses the access.
     settle_ledger(folder.ledger)

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from rlsrl.rpc.auth import token_matches
 from rlsrl.rpc.channels import AUTHORIZATION
-from rlsrl.rpc.settings import ChannelOptions, shared_options, validate_address
+from rlsrl.rpc.settings import AddressTaken, ChannelOptions, shared_options, validate_address
 from rlsrl.rpc.tls import Tls
 
 MAX_CONNECTIONS = 16_384
@@ -23,10 +23,6 @@ IDLE_SECONDS = 30.0
 """How long a connection without a call stays open."""
 MAX_STREAMS = 64
 """Most concurrent calls of one connection; further calls wait at the client. Our clients make one."""
-
-
-class AddressTaken(OSError):
-    """Another process listens at that address."""
 
 
 def new_server(

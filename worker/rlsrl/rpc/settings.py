@@ -11,6 +11,11 @@ PEER_TIMEOUT_SECONDS = 5.0
 """A peer that does not answer a probe for this long counts as dead. gRPC's core answers probes without Python, so a
 busy training thread or a held GIL does not look like death. A stopped process or a cut network does."""
 
+
+class AddressTaken(OSError):
+    """Another process listens at that address, or no port is free."""
+
+
 ChannelOptions = list[tuple[str, int | str]]
 """gRPC's channel arguments."""
 

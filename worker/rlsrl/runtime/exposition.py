@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import socket
 import threading
@@ -18,6 +19,8 @@ from typing import Self
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+
+from rlsrl.rpc.settings import AddressTaken
 
 PageHandler = Callable[[], tuple[str, bytes]]
 """Returns content type and body of a page. A thread of the server calls it. TimeoutError: the page is not ready."""
@@ -69,7 +72,8 @@ class MetricsServer:
         ``slow`` or ``crowded``. One client has ``request_seconds``, from its connection to the end of the answer.
 
         Raises:
-            OSError: the address is in use or is not an address of this host.
+            AddressTaken: the address is in use; for port 0: no port is free.
+            OSError: it is not an address of this host.
         """
         self._registry = registry
         self._authorization = f"Bearer {token}".encode()
@@ -79,7 +83,7 @@ class MetricsServer:
         self._request_seconds = request_seconds
         self._clients: dict[asyncio.Task[None], None] = {}
         """The open connections, oldest first."""
-        self._listener = socket.create_server((host, port))
+        self._listener = _listen(host, port)
         self._address: tuple[str, int] = self._listener.getsockname()[:2]
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
@@ -175,6 +179,20 @@ class MetricsServer:
                 "the experiment's token is missing or wrong: send the header 'Authorization: Bearer TOKEN'",
             )
         return await _render(self._guarded[path])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        if port:
+            raise AddressTaken(f"cannot listen on {host}:{port}: another process does") from error
+        raise AddressTaken(
+            f"{host} has no free port for the metrics page: end programs that hold ports, or widen the range "
+            "(sysctl net.ipv4.ip_local_port_range)"
+        ) from error
 
 
 def _parse(request: bytes) -> tuple[str, dict[str, bytes]]:

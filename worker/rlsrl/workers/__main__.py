@@ -26,6 +26,7 @@ from rlsrl.api.resolved import CoordinatorConfig, RoleConfig
 from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.roles import ROLES, STREAMS, role_named
 from rlsrl.rpc.auth import TokenMissing, token_from_environment
+from rlsrl.rpc.settings import AddressTaken
 from rlsrl.rpc.tls import Tls, tls_from_environment
 from rlsrl.runtime.addresses import followed_roles, own_address
 from rlsrl.runtime.clock import SystemClock
@@ -66,6 +67,9 @@ def main() -> int:
     except (ConfigurationError, TokenMissing) as error:
         sys.stderr.write(f"rlsrl: {error}\n")
         return CONFIGURATION_ERROR
+    except AddressTaken as error:  # a restart helps once the address is free
+        sys.stderr.write(f"rlsrl: {error}\n")
+        return 1
     return 0
 
 
