@@ -163,8 +163,11 @@ def test_pod_templates_cannot_weaken_the_security_context(where: Namespace) -> N
     where.apply(actors(containers=[variable]))
     (actor,) = until(lambda: experiment.pods("actor"), "an actor")
     assert {"name": "LEVEL", "value": "7"} in actor["spec"]["containers"][0]["env"]
-    where.apply(actors(containers=[variable], hostPID=True))
+    token = {"name": "api", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+    where.apply(actors(containers=[variable], hostPID=True, volumes=[token], priorityClassName="system-node-critical"))
     until(lambda: experiment.condition("Accepted").get("reason") == "InvalidSpec", "the edit is refused")
+    message = experiment.condition("Accepted")["message"]
+    assert all(each in message for each in ("hostPID", "serviceAccountToken", "system-node-critical"))
     experiment.await_phase("Succeeded")
 
 

@@ -1,13 +1,14 @@
 """Merge an experiment's ``podTemplate`` into the pod template of a role, within the administrator's rules. Pure.
 
-The operator creates pods with its own rights for users who may have fewer. So a list names the allowed fields, all of
-which leave the security context as it is.
+The operator creates pods with its own rights for users who may have fewer. So a list names the allowed fields: none
+reaches the node, the API server or other namespaces.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+import posixpath
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -21,35 +22,18 @@ from rlsrl_operator.settings import OperatorSettings
 
 SECTIONS: Mapping[str, str] = {role.name: role.section for role in ROLES if role.section is not None}
 """By role: the section of the spec that holds its ``pod_template``."""
-_TEMPLATE = ("metadata", "spec")
-_METADATA = ("labels", "annotations")
-_SPEC = (
-    "affinity",
-    "containers",
-    "imagePullSecrets",
-    "nodeSelector",
-    "priorityClassName",
-    "runtimeClassName",
-    "schedulerName",
-    "tolerations",
-    "topologySpreadConstraints",
-    "volumes",
-)
-_CONTAINER = ("name", "image", "resources", "env", "envFrom", "volumeMounts")
-_VOLUMES = (
-    "configMap",
-    "csi",
-    "downwardAPI",
-    "emptyDir",
-    "ephemeral",
-    "name",
-    "persistentVolumeClaim",
-    "projected",
-    "secret",
-)
-"""The kinds of the Pod Security profile ``restricted``: none reaches into the node."""
 _OUR_PREFIXES = ("rlsrl.dev/", "app.kubernetes.io/")
 _OUR_VARIABLES = "RLSRL_"
+_OUR_VOLUMES = frozenset({"config", "token", "tls"})
+_OUR_FOLDER = "/etc/rlsrl/"
+_ACTED_UPON = (
+    *("kubernetes.io", "k8s.io", "x-k8s.io", "io.kubernetes.cri-o"),
+    *("cncf.io", "multus-cni.io", "iam.amazonaws.com"),
+)
+"""Domains of labels and annotations that lift security profiles, add networks or grant roles of a cloud."""
+_HARMLESS = ("cluster-autoscaler.kubernetes.io/",)
+_SYSTEM_PRIORITY = "system-"
+_SYSTEM_TAINTS = ("node-role.kubernetes.io/", "node.kubernetes.io/")
 _KEYS = {"volumeMounts": "mountPath"}
 """The key of a list's entries, if it is not ``name``."""
 _WHOLE = frozenset({"affinity"})
@@ -68,7 +52,7 @@ def template_faults(experiment: RLExperiment) -> list[str]:
     found: list[str] = []
     for role, section in SECTIONS.items():
         template, at = template_of_role(experiment, role), f"spec.{to_camel(section)}.podTemplate"
-        found += _faults(template, at)
+        found += _TEMPLATE(template, at)
         if role == TRAINER:
             found += _devices(template, at, experiment.spec.trainers.gpu_resource)
     return found
@@ -87,26 +71,144 @@ def merged_template(made: Manifest, template: Mapping[str, Any]) -> Manifest:
     }
 
 
-def _faults(template: Mapping[str, Any], at: str) -> Iterator[str]:
-    yield from _unknown(template, _TEMPLATE, at)
-    metadata = template.get("metadata")
-    yield from _unknown(metadata, _METADATA, f"{at}.metadata")
-    for kind in _METADATA:
-        for name in _map(_map(metadata).get(kind)):
-            if name.startswith(_OUR_PREFIXES):
-                yield f"{at}.metadata.{kind}: {name} is reserved for the operator"
-    spec = template.get("spec")
-    yield from _unknown(spec, _SPEC, f"{at}.spec")
-    for index, container in enumerate(_list(_map(spec).get("containers"))):
-        place = f"{at}.spec.containers[{index}]"
-        yield from _unknown(container, _CONTAINER, place)
-        if (which := _map(container).get("name")) != CONTAINER:
-            yield f"{place}.name: {which!r} is not a container of the pod; allowed: {CONTAINER}"
-        for variable in _list(_map(container).get("env")):
-            if str(chosen := _map(variable).get("name")).startswith(_OUR_VARIABLES):
-                yield f"{place}.env: {chosen} is reserved for the operator"
-    for index, volume in enumerate(_list(_map(spec).get("volumes"))):
-        yield from _unknown(volume, _VOLUMES, f"{at}.spec.volumes[{index}]")
+_Check = Callable[[Any, str], Iterator[str]]
+"""Yields the faults of a value at that path."""
+
+
+def _anything(_: Any, __: str) -> Iterator[str]:
+    return iter(())
+
+
+def _record(**fields: _Check) -> _Check:
+    """Return the check of a map that has only these fields."""
+
+    def check(value: Any, at: str) -> Iterator[str]:
+        if value is not None and not isinstance(value, dict):
+            yield f"{at}: {value!r} is not a map"
+        for name, inner in _map(value).items():
+            if name in fields:
+                yield from fields[name](inner, f"{at}.{name}")
+            else:
+                near = difflib.get_close_matches(name, fields, n=1)
+                meant = f" (did you mean {near[0]}?)" if near else ""
+                yield f"{at}.{name} is not an allowed field; allowed: {', '.join(fields)}{meant}"
+
+    return check
+
+
+def _all_of(*checks: _Check) -> _Check:
+    def check(value: Any, at: str) -> Iterator[str]:
+        for each in checks:
+            yield from each(value, at)
+
+    return check
+
+
+def _list_of(entry: _Check) -> _Check:
+    def check(value: Any, at: str) -> Iterator[str]:
+        if value is not None and not isinstance(value, list):
+            yield f"{at}: {value!r} is not a list"
+        for index, each in enumerate(_list(value)):
+            yield from entry(each, f"{at}[{index}]")
+
+    return check
+
+
+def _names_of_metadata(value: Any, at: str) -> Iterator[str]:
+    for name in _map(value):
+        domain = str(name).rpartition("/")[0]
+        if str(name).startswith(_OUR_PREFIXES):
+            yield f"{at}: {name} is reserved for the operator"
+        elif f".{domain}".endswith(tuple(f".{each}" for each in _ACTED_UPON)) and not name.startswith(_HARMLESS):
+            yield f"{at}: {name} is not allowed: names of {domain} change what the cluster lets a pod do"
+
+
+def _name_of_container(value: Any, at: str) -> Iterator[str]:
+    if (which := _map(value).get("name")) != CONTAINER:
+        yield f"{at}.name: {which!r} is not a container of the pod; allowed: {CONTAINER}"
+
+
+def _name_of_variable(value: Any, at: str) -> Iterator[str]:
+    if str(chosen := _map(value).get("name")).startswith(_OUR_VARIABLES):
+        yield f"{at}.name: {chosen} is reserved for the operator"
+
+
+def _name_of_volume(value: Any, at: str) -> Iterator[str]:
+    if (chosen := _map(value).get("name")) in _OUR_VOLUMES:
+        yield f"{at}.name: {chosen} is reserved for the operator"
+
+
+def _mount_path(value: Any, at: str) -> Iterator[str]:
+    if f"{posixpath.normpath(str(value))}/".startswith(_OUR_FOLDER):
+        yield f"{at}: {value} is reserved for the operator"
+
+
+def _priority(value: Any, at: str) -> Iterator[str]:
+    if str(value).startswith(_SYSTEM_PRIORITY):
+        yield f"{at}: {value} is for pods that a node or the cluster needs; allowed: classes of the administrator"
+
+
+def _taint(value: Any, at: str) -> Iterator[str]:
+    key = _map(value).get("key") or ""
+    if not key or str(key).startswith(_SYSTEM_TAINTS):
+        yield f"{at}.key: {key!r} tolerates taints of control planes or of sick nodes; allowed: another taint's key"
+
+
+def _own_namespace(value: Any, at: str) -> Iterator[str]:
+    """Yield the pod affinity terms over other namespaces: an anti-affinity keeps their pods away from nodes."""
+    for kind in ("podAffinity", "podAntiAffinity"):
+        for name, terms in _map(_map(value).get(kind)).items():
+            for index, each in enumerate(_list(terms)):
+                term = _map(each).get("podAffinityTerm", each)
+                for field in ("namespaces", "namespaceSelector"):
+                    if field in _map(term):
+                        yield f"{at}.{kind}.{name}[{index}].{field} is not allowed: terms are about this namespace"
+
+
+_VOLUME = _record(
+    name=_anything,
+    configMap=_anything,
+    downwardAPI=_anything,
+    emptyDir=_anything,
+    ephemeral=_anything,
+    persistentVolumeClaim=_anything,
+    projected=_record(
+        defaultMode=_anything,
+        sources=_list_of(_record(configMap=_anything, downwardAPI=_anything, secret=_anything)),
+    ),
+    secret=_anything,
+)
+_VARIABLE = _record(
+    name=_anything,
+    value=_anything,
+    valueFrom=_record(
+        configMapKeyRef=_anything, fieldRef=_anything, resourceFieldRef=_anything, secretKeyRef=_anything
+    ),
+)
+_CONTAINER = _record(
+    name=_anything,
+    image=_anything,
+    resources=_record(limits=_anything, requests=_anything),
+    env=_list_of(_all_of(_VARIABLE, _name_of_variable)),
+    envFrom=_list_of(_record(prefix=_anything, configMapRef=_anything, secretRef=_anything)),
+    volumeMounts=_list_of(_record(name=_anything, mountPath=_mount_path, readOnly=_anything, subPath=_anything)),
+)
+_TEMPLATE = _record(
+    metadata=_record(labels=_names_of_metadata, annotations=_names_of_metadata),
+    spec=_record(
+        affinity=_own_namespace,
+        containers=_list_of(_all_of(_CONTAINER, _name_of_container)),
+        imagePullSecrets=_anything,
+        nodeSelector=_anything,
+        priorityClassName=_priority,
+        runtimeClassName=_anything,
+        schedulerName=_anything,
+        tolerations=_list_of(_taint),
+        topologySpreadConstraints=_anything,
+        volumes=_list_of(_all_of(_VOLUME, _name_of_volume)),
+    ),
+)
+"""The fields that a pod template may have. docs/kubernetes/pod-templates.md has the reason for each other field."""
 
 
 def _devices(template: Mapping[str, Any], at: str, resource: str) -> Iterator[str]:
@@ -115,16 +217,6 @@ def _devices(template: Mapping[str, Any], at: str, resource: str) -> Iterator[st
         resources = _map(_map(container).get("resources"))
         if any(resource in _map(resources.get(kind)) for kind in ("limits", "requests")):
             yield f"{at}.spec.containers[{index}].resources: {resource} is set by spec.trainers.gpusPerPod"
-
-
-def _unknown(value: Any, allowed: tuple[str, ...], at: str) -> Iterator[str]:
-    if value is not None and not isinstance(value, dict):
-        yield f"{at}: {value!r} is not a map"
-    for name in _map(value):
-        if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, n=1)
-            meant = f" (did you mean {near[0]}?)" if near else ""
-            yield f"{at}.{name} is not an allowed field; allowed: {', '.join(allowed)}{meant}"
 
 
 def _map(value: Any) -> Mapping[str, Any]:

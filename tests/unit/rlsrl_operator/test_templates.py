@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.aio.client.models import V1Container, V1PodSpec, V1Volume, V1VolumeProjection
 
 from rlsrl.api.roles import ROLES
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import Manifest, render
-from rlsrl_operator.manifests.templates import SECTIONS, template_faults
+from rlsrl_operator.manifests.templates import SECTIONS, disallowed, template_faults
 from rlsrl_operator.settings import PodDefaults
 from rlsrl_operator.testing import SETTINGS, context_of, faults_of_restricted
 
@@ -34,6 +38,14 @@ def worker(**says: Any) -> dict[str, Any]:
 
 
 AT = "spec.actors.podTemplate"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+def volume(**says: Any) -> dict[str, Any]:
+    return {"spec": {"volumes": [{"name": "mine", **says}]}}
+
+
 REFUSED = [
     ({"spec": {"hostNetwork": True}}, f"{AT}.spec.hostNetwork is not an allowed field; allowed: affinity, "),
     ({"spec": {"nodeselector": {}}}, "(did you mean nodeSelector?)"),
@@ -47,12 +59,58 @@ REFUSED = [
     ),
     (worker(securityContext={"privileged": True}), f"{AT}.spec.containers[0].securityContext is not"),
     (worker(command=["sh"]), f"{AT}.spec.containers[0].command is not"),
-    (worker(env=[{"name": "RLSRL_TOKEN_FILE", "value": "/x"}]), f"{AT}.spec.containers[0].env: RLSRL_TOKEN_FILE is"),
+    (
+        worker(env=[{"name": "RLSRL_TOKEN_FILE", "value": "/x"}]),
+        f"{AT}.spec.containers[0].env[0].name: RLSRL_TOKEN_FILE is",
+    ),
     (
         {"metadata": {"labels": {"rlsrl.dev/role": "trainer"}}},
         f"{AT}.metadata.labels: rlsrl.dev/role is reserved",
     ),
     ({"metadata": {"name": "x"}}, f"{AT}.metadata.name is not"),
+    *(
+        ({"metadata": {"annotations": {name: "x"}}}, f"{AT}.metadata.annotations: {name} is not allowed")
+        for name in (
+            "container.apparmor.security.beta.kubernetes.io/worker",
+            "k8s.v1.cni.cncf.io/networks",
+            "iam.amazonaws.com/role",
+            "kueue.x-k8s.io/queue-name",
+        )
+    ),
+    ({"spec": {"priorityClassName": "system-node-critical"}}, f"{AT}.spec.priorityClassName: system-node-critical is"),
+    ({"spec": {"priorityClassName": "system-cluster-critical"}}, f"{AT}.spec.priorityClassName: system-cluster-criti"),
+    ({"spec": {"tolerations": [{"operator": "Exists"}]}}, f"{AT}.spec.tolerations[0].key: '' tolerates taints of"),
+    (
+        {"spec": {"tolerations": [{"key": "a"}, {"key": "node-role.kubernetes.io/control-plane"}]}},
+        f"{AT}.spec.tolerations[1].key: 'node-role.kubernetes.io/control-plane' tolerates",
+    ),
+    (
+        {"spec": {"tolerations": [{"key": "node.kubernetes.io/memory-pressure", "operator": "Exists"}]}},
+        f"{AT}.spec.tolerations[0].key: 'node.kubernetes.io/memory-pressure' tolerates",
+    ),
+    (
+        {"spec": {"affinity": {"podAntiAffinity": {REQUIRED: [{"namespaceSelector": {}}]}}}},
+        f"{AT}.spec.affinity.podAntiAffinity.{REQUIRED}[0].namespaceSelector is not allowed",
+    ),
+    (
+        {"spec": {"affinity": {"podAffinity": {PREFERRED: [{"podAffinityTerm": {"namespaces": ["b"]}}]}}}},
+        f"{AT}.spec.affinity.podAffinity.{PREFERRED}[0].namespaces is not allowed",
+    ),
+    (volume(name="token", secret={"secretName": "other"}), f"{AT}.spec.volumes[0].name: token is reserved"),
+    (volume(name="config", configMap={"name": "other"}), f"{AT}.spec.volumes[0].name: config is reserved"),
+    ({"spec": {"volumes": {"hostPath": {}}}}, f"{AT}.spec.volumes: {{'hostPath': {{}}}} is not a list"),
+    (
+        volume(projected={"sources": [{"configMap": {}}, {"serviceAccountToken": {"path": "t"}}]}),
+        f"{AT}.spec.volumes[0].projected.sources[1].serviceAccountToken is not an allowed field",
+    ),
+    *(
+        (worker(volumeMounts=[{"name": "x", "mountPath": path}]), f"volumeMounts[0].mountPath: {path} is reserved")
+        for path in ("/etc/rlsrl", "/etc/rlsrl/token", "/etc/../etc/rlsrl/config")
+    ),
+    (worker(volumeMounts=[{"name": "x", "subPathExpr": "$(A)"}]), "volumeMounts[0].subPathExpr is not"),
+    (worker(volumeMounts=[{"name": "x", "mountPropagation": "HostToContainer"}]), "[0].mountPropagation is not"),
+    (worker(resources={"claims": [{"name": "gpu"}]}), f"{AT}.spec.containers[0].resources.claims is not"),
+    (worker(env=[{"name": "A", "valueFrom": {"fileKeyRef": {}}}]), "env[0].valueFrom.fileKeyRef is not"),
     ({"spec": 5}, f"{AT}.spec: 5 is not a map"),
     ({"kind": "Pod"}, f"{AT}.kind is not"),
 ]
@@ -62,6 +120,52 @@ REFUSED = [
 def test_a_field_that_is_not_allowed_is_named(template: dict[str, Any], said: str) -> None:
     (found,) = template_faults(context_of(with_template(template)).experiment)
     assert said in found
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "kubernetes" / "pod-templates.md"
+FIELDS: Mapping[str, tuple[type, Callable[[str, Any], dict[str, Any]]]] = {
+    # By section of the page: Kubernetes' model, and a template with a field of it.
+    "`spec`": (V1PodSpec, lambda name, value: {"spec": {name: value}}),
+    "`spec.containers`": (V1Container, lambda name, value: worker(**{name: value})),
+    "`spec.volumes`": (V1Volume, lambda name, value: volume(**{name: value})),
+    "`spec.volumes[].projected.sources`": (
+        V1VolumeProjection,
+        lambda name, value: volume(projected={"sources": [{name: value}]}),
+    ),
+}
+VALUES: Mapping[str, Any] = {
+    # Allowed values of fields whose value is checked, too.
+    **{name: [] for name in ("volumes", "tolerations", "containers", "env", "envFrom", "volumeMounts")},
+    "name": "worker",
+    "priorityClassName": "ours",
+}
+
+
+def verdicts(section: str) -> dict[str, str]:
+    """Return the page's verdicts by field."""
+    text = PAGE.read_text(encoding="utf-8").partition(f"## {section}\n")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return {name: cells[1].strip() for cells in rows for name in re.findall(r"`([^`]+)`", cells[0])}
+
+
+@pytest.mark.parametrize("section", FIELDS)
+def test_the_page_has_a_verdict_on_every_field_of_kubernetes(section: str) -> None:
+    model, _ = FIELDS[section]
+    assert set(verdicts(section)) == set(model.attribute_map.values())  # type: ignore[attr-defined]
+    assert set(verdicts(section).values()) <= {"allowed", "administrator", "refused"}
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "verdict"),
+    [(section, name, verdict) for section in FIELDS for name, verdict in verdicts(section).items()],
+)
+def test_a_field_is_treated_as_the_page_says(section: str, name: str, verdict: str) -> None:
+    template = FIELDS[section][1](name, VALUES.get(name, {}))
+    context = context_of(with_template(template))
+    faults = template_faults(context.experiment)
+    assert bool(faults) is (verdict != "allowed"), faults
+    assert all(f".{name} is not an allowed field" in each for each in faults)
+    assert not disallowed(context.experiment, SETTINGS.model_copy(update={"pod_templates": "any"}))
 
 
 def test_gpus_are_set_by_the_spec_alone() -> None:
@@ -76,11 +180,15 @@ def test_every_role_but_the_coordinator_has_a_section() -> None:
 
 
 FULL: dict[str, Any] = {
-    "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
+    "metadata": {
+        "labels": {"team": "a", "example.com/cost": "b"},
+        "annotations": {"note": "b", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
+    },
     "spec": {
         "nodeSelector": {"pool": "spot"},
         "tolerations": [{"key": "spot", "operator": "Exists"}],
         "affinity": {"podAffinity": {}},
+        "priorityClassName": "ours",
         "volumes": [{"name": "maps", "configMap": {"name": "maps"}}, {"name": "tmp", "emptyDir": {"medium": "Memory"}}],
         "containers": [
             {
@@ -101,7 +209,7 @@ def test_a_template_is_merged_into_the_roles_pod() -> None:
     )
     bare, pod = pods_of({}), pods_of(FULL, roles={"actor": defaults})
     assert template_faults(context_of(with_template(FULL)).experiment) == []
-    assert pod["metadata"]["labels"] == bare["metadata"]["labels"] | {"team": "a"}
+    assert pod["metadata"]["labels"] == bare["metadata"]["labels"] | FULL["metadata"]["labels"]
     assert pod["metadata"]["annotations"]["note"] == "b"
     spec = pod["spec"]
     assert list(faults_of_restricted(spec)) == []
