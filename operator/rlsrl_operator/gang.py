@@ -34,9 +34,7 @@ class AttemptEnd:
 
     message: str
     is_failure: bool
-    """Whether it counts against ``restarts.budget``. The loss of a displaced pod does not."""
-    is_edit: bool = False
-    """Whether an edit ended the attempt: its pods have an older template."""
+    """Whether it counts as a restart and against ``restarts.budget``. Edits and the loss of a displaced pod do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +67,14 @@ def judge(
     if (result := next((text for pod in ours if (text := _result_text(pod)) is not None), None)) is not None:
         return Verdict(done=True, result=_result(result))
     if any(template_of(pod) != template for pod in ours):
-        return Verdict(end=AttemptEnd(message="the experiment was edited", is_failure=False, is_edit=True))
+        return Verdict(end=AttemptEnd(message="the experiment was edited", is_failure=False))
     # The other ranks fail with a displaced pod, and may end before it does: its reason comes first.
     displaced = [pod for pod in ours if _is_displaced(pod)]
     reason = next((found for pod in (*displaced, *ours) if (found := _end_of(pod, complete_since)) is not None), None)
     if reason is None and complete_since is not None and len(ours) < num_pods:
         reason = f"{num_pods - len(ours)} of {num_pods} trainer pods are gone"
+    if reason is not None:
+        reason = next((cause for pod in displaced if (cause := _cause_of_displacement(pod)) is not None), reason)
     end = None if reason is None else AttemptEnd(message=reason, is_failure=not displaced)
     return Verdict(end=end, complete=len(ours) == num_pods and all(map(is_ready, ours)))
 
@@ -134,6 +134,21 @@ def _is_displaced(pod: Manifest) -> bool:
     return (
         is_held(pod) or status.get("reason") in _DISPLACED_REASONS or not conditions.isdisjoint(_DISPLACING_CONDITIONS)
     )
+
+
+def _cause_of_displacement(pod: Manifest) -> str | None:
+    """Return why the pod has to leave its node or queue, in Kubernetes' words; None if Kubernetes does not say."""
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    told = [
+        each
+        for each in status.get("conditions", ())
+        if each["type"] in _DISPLACING_CONDITIONS and each["status"] == "True"
+    ]
+    told += [status] if status.get("reason") in _DISPLACED_REASONS else []
+    if not told:
+        return None
+    words = [str(told[0][part]) for part in ("reason", "message") if told[0].get(part)]
+    return ": ".join([f"{name} was displaced", *words])
 
 
 def _is_rank_0(pod: Manifest) -> bool:

@@ -87,7 +87,7 @@ def _after(
     if end.is_failure and count > restarts.budget:
         message = f"{count} failures exceed restarts.budget {restarts.budget}; the last: {end.message}"
         return _finished(status, "Failed", "BudgetExhausted", message, context, now)
-    num_restarts = (status.restarts or 0) + (0 if end.is_edit else 1)
+    num_restarts = (status.restarts or 0) + (1 if end.is_failure else 0)
     status = status.model_copy(update={"attempt": attempt + 1, "restarts": num_restarts})
     return _gang(status, "Restarting", f"attempt {attempt} is over: {end.message}", context, now)
 
@@ -184,4 +184,5 @@ def _finished(
     status: ExperimentStatus, phase: Phase, reason: EndReason, message: str, context: ExperimentContext, now: datetime
 ) -> ExperimentStatus:
     status = status.model_copy(update={"phase": phase, "finished_at": statuses.stamp(now)})
+    status = _gang(status, "Finished", "the experiment has finished", context, now)
     return statuses.with_condition(status, FINISHED, "True", reason, message, generation=context.generation, now=now)

@@ -112,7 +112,7 @@ class Experiments:
         phase = GaugeMetricFamily("rlsrl_experiment_phase", "1 for the experiment's phase.", labels=[*labels, "phase"])
         restarts = CounterMetricFamily(
             "rlsrl_experiment_gang_restarts_total",
-            "Restarts of the trainer gang, for any reason.",
+            "Restarts of the trainer gang after failures.",
             labels=labels,
         )
         for key, status in sorted(self._statuses.items()):

@@ -145,7 +145,8 @@ CASES = {
         attempt=6,
         failures=2,
         reason="Restarting",
-        message="attempt 5 is over: a-trainer-1 ended: Error, exit code 137",
+        restarts=4,
+        message="attempt 5 is over: a-trainer-1 was displaced: Evicted",
     ),
     "is edited": Case(
         generation=2,
@@ -222,6 +223,9 @@ def test_an_experiment(name: str) -> None:
     over = case.phase in ("Succeeded", "Failed")
     said = condition(made, FINISHED if over else GANG_COMPLETE)
     assert said is not None
+    gang_said = condition(made, GANG_COMPLETE)
+    assert gang_said is not None
+    assert not over or (gang_said.status, gang_said.reason) == ("False", "Finished"), "no trainer is left"
     assert (made.phase, made.attempt, made.restarts) == (
         case.phase,
         case.attempt,

@@ -23,7 +23,7 @@ FINISHED: Final = "Finished"
 
 AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict", "ObjectRefused"]
 EndReason = Literal["Succeeded", "ConfigurationError", "BudgetExhausted"]
-GangReason = Literal["Starting", "Complete", "Restarting", "Suspended"]
+GangReason = Literal["Starting", "Complete", "Restarting", "Suspended", "Finished"]
 DurableReason = Literal["Stored", "NotStored"]
 ReadyReason = Literal[
     "Ready", "Starting", "FailedCreate", "Waiting", "Unschedulable", "Queued", "Suspended", "Finished"
@@ -164,12 +164,13 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
         "Starting": Judgement("The first attempt begins.", "Nothing.", "False"),
         "Complete": Judgement("All trainers are ready.", "Nothing.", "True"),
         "Restarting": Judgement(
-            "An attempt is over. The message names the pod that ended it, and how. A failure counts towards "
-            "`restarts.budget`; an eviction, a preemption or an edit of the spec does not.",
+            "An attempt is over. The message names the pod that ended it, and how. A failure counts as a restart and "
+            "towards `restarts.budget`; a drain, an eviction, a preemption or an edit of the spec does not.",
             "Nothing, unless it happens repeatedly. Then read the log of that pod with `--previous`.",
             "False",
         ),
         "Suspended": Judgement("`suspend` is true.", "Set `suspend` to false to continue.", "False"),
+        "Finished": Judgement("The experiment has finished, and its trainers are gone or ending.", "Nothing.", "False"),
     },
     DURABLE: {
         "Stored": Judgement("All scheduled versions are stored.", "Nothing.", "True"),

@@ -78,7 +78,7 @@ class ExperimentStatus(Model):
     attempt: Number | None = None
     """The number of the trainer gang's current attempt, from 1."""
     restarts: Number | None = None
-    """Restarts of the trainer gang after the loss of a trainer."""
+    """Restarts of the trainer gang after failures. Drains, evictions, preemptions and edits are no failures."""
     recent_failures: Number | None = None
     """Failures of the gang that count against spec.restarts.budget. More than the budget end the experiment."""
     last_failure_at: Time | None = None
