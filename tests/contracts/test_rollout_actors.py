@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
 
 from rlsrl.data.slots import Slot
-from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec
+from rlsrl.data.specs import ActionSpec, Arrays, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import LocalActor, PolicyActor
@@ -19,7 +19,7 @@ from rlsrl.policies.exported import LayoutMismatch
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.numpy_policy import NumpyActor
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import continuous_action, discrete_action, random_slot
+from rlsrl.testing.rollouts import CHOICES_AND_FLAGS, MIXED, continuous_action, discrete_action, random_slot
 
 NUM_STEPS, NUM_LANES, NUM_ACTIONS = 12, 5, 4
 OBSERVATION = {
@@ -30,6 +30,8 @@ OBSERVATION = {
 }
 DISCRETE = EnvSpec(observation=OBSERVATION, action=discrete_action(NUM_ACTIONS))
 CONTINUOUS = EnvSpec(observation=OBSERVATION, action=continuous_action(3))
+INTEGERS = EnvSpec(observation=OBSERVATION, action=CHOICES_AND_FLAGS)
+TUPLES = EnvSpec(observation=OBSERVATION, action=MIXED)
 STATISTICS = {
     "observation/pose/mean": np.array([1.0, -2.0, 0.5], np.float32),
     "observation/pose/variance": np.array([4.0, 0.25, 1e-4], np.float32),
@@ -74,7 +76,32 @@ def fill(actor: LocalActor, slot: Slot) -> list[np.ndarray]:
     return actions
 
 
-def reference(policy: TorchPolicy, slot: Slot) -> Distribution:
+class Parts:
+    """The distribution of independent parts, by torch's own classes."""
+
+    def __init__(self, action: ActionSpec, parameters: torch.Tensor) -> None:
+        self.parts: list[tuple[Distribution, slice]] = []
+        begin = 0
+        for part, of_part in zip(
+            action.parts, parameters.split([each.num_parameters for each in action.parts], -1), strict=True
+        ):
+            made = {
+                "categorical": lambda p: Independent(Categorical(logits=p.unsqueeze(-2)), 1),
+                "bernoulli": lambda p: Independent(Bernoulli(logits=p), 1),
+                "gaussian": lambda p: Independent(Normal(p.chunk(2, -1)[0], p.chunk(2, -1)[1].exp()), 1),
+            }[part.kind](of_part)
+            self.parts.append((made, slice(begin, begin + part.num_entries)))
+            begin += part.num_entries
+
+    def log_prob(self, action: torch.Tensor) -> torch.Tensor:
+        return sum(made.log_prob(action[..., place].float()) for made, place in self.parts)
+
+    @property
+    def mode(self) -> torch.Tensor:
+        return torch.cat([made.mode.float() for made, _ in self.parts], -1)
+
+
+def reference(policy: TorchPolicy, slot: Slot) -> Distribution | Parts:
     """Return all steps' distributions, [T, N], by the network itself and torch's own classes."""
     frames = {path: slot.arrays[path][:-1].reshape(-1, *slot.arrays[path].shape[2:]) for path in OBSERVATION}
     loaded = policy.parameters(Version(0, 0))
@@ -86,6 +113,8 @@ def reference(policy: TorchPolicy, slot: Slot) -> Distribution:
     parameters = policy.pure(torch.from_numpy(loaded.vector.copy()), tensors)[0].reshape(NUM_STEPS, NUM_LANES, -1)
     if policy.env_spec.action.kind == "discrete":
         return Categorical(logits=parameters)
+    if policy.env_spec.action.kind == "joint":
+        return Parts(policy.env_spec.action, parameters)
     mean, log_std = parameters.chunk(2, -1)
     return Independent(Normal(mean, log_std.exp()), 1)
 
@@ -106,8 +135,15 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 CASES = pytest.mark.parametrize(
     ("env_spec", "statistics"),
-    [(DISCRETE, {}), (CONTINUOUS, {}), (DISCRETE, STATISTICS), (CONTINUOUS, STATISTICS)],
-    ids=["discrete", "continuous", "discrete, normalised", "continuous, normalised"],
+    [
+        (DISCRETE, {}),
+        (CONTINUOUS, {}),
+        (DISCRETE, STATISTICS),
+        (CONTINUOUS, STATISTICS),
+        (INTEGERS, STATISTICS),
+        (TUPLES, {}),
+    ],
+    ids=["discrete", "continuous", "discrete, normalised", "continuous, normalised", "integers, normalised", "tuples"],
 )
 
 

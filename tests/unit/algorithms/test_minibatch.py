@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -29,6 +30,8 @@ from rlsrl.policies.cnn import NatureCnnActorCritic
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.rollouts import (
+    CHOICES_AND_FLAGS,
+    MIXED,
     categories_env_spec,
     continuous_env_spec,
     discrete_action,
@@ -65,6 +68,8 @@ KINDS: dict[str, tuple[Any, EnvSpec, dict[str, Any], type[Ppo]]] = {
     "discrete": (MlpActorCritic, discrete_env_spec(), MLP, Ppo),
     "masked": (MlpActorCritic, masked_env_spec(), MLP, Ppo),
     "continuous": (MlpActorCritic, continuous_env_spec(), MLP, Ppo),
+    "joint": (MlpActorCritic, replace(discrete_env_spec(), action=CHOICES_AND_FLAGS), MLP, Ppo),
+    "mixed": (MlpActorCritic, replace(discrete_env_spec(), action=MIXED), MLP, Ppo),
     "categories": (MlpActorCritic, categories_env_spec(), MLP, Ppo),
     "cnn": (NatureCnnActorCritic, pixels_env_spec(), {"hidden_size": 16}, Ppo),
     "cnn in bfloat16": (NatureCnnActorCritic, pixels_env_spec(), {"hidden_size": 16, "precision": "bfloat16"}, Ppo),

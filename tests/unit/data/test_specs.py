@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
-from rlsrl.testing.rollouts import categories_env_spec, continuous_action, discrete_action
+from rlsrl.testing.rollouts import CHOICES_AND_FLAGS, MIXED, categories_env_spec, continuous_action, discrete_action
 
 HALF_OPEN = ActionSpec(
     kind="continuous",
@@ -18,7 +18,7 @@ HALF_OPEN = ActionSpec(
 )
 
 
-@pytest.mark.parametrize("spec", [discrete_action(3), continuous_action(2), HALF_OPEN])
+@pytest.mark.parametrize("spec", [discrete_action(3), continuous_action(2), HALF_OPEN, CHOICES_AND_FLAGS, MIXED])
 def test_an_action_spec_goes_through_strict_json(spec: ActionSpec) -> None:
     text = json.dumps(spec.to_json(), allow_nan=False)
     assert ActionSpec.from_json(json.loads(text)) == spec
@@ -48,3 +48,5 @@ def test_categories_that_do_not_fit_their_array_are_refused(value: dict[str, Any
 def test_a_distribution_has_a_logit_a_choice_or_a_mean_and_a_deviation_an_entry() -> None:
     assert discrete_action(5).distribution_size == 5
     assert continuous_action(5).distribution_size == 10
+    assert (CHOICES_AND_FLAGS.distribution_size, CHOICES_AND_FLAGS.array.shape) == (9, (4,))
+    assert (MIXED.distribution_size, MIXED.num_outputs, MIXED.array.shape) == (11, 8, (6,))

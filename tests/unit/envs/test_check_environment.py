@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from rlsrl.envs.check import check_environment
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.testing.environments import Episode, ScriptedEnv
+from rlsrl.testing.environments import EchoEnv, Episode, ScriptedEnv
 
 
 class Walk(gymnasium.Env):
@@ -61,6 +61,11 @@ def test_a_sound_environment_with_dict_observations_passes() -> None:
 def test_gymnasiums_own_environments_pass() -> None:
     for env_id in ("CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4", "Blackjack-v1"):
         check_environment(gymnasium.make(env_id, disable_env_checker=True))
+
+
+@pytest.mark.parametrize("kind", EchoEnv.SPACES)
+def test_environments_with_actions_of_several_parts_pass(kind: str) -> None:
+    check_environment(EchoEnv(kind))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
 from rlsrl.data.slots import rollout_layout
@@ -18,7 +19,8 @@ from rlsrl.envs.factory import EnvironmentSource, make_environment
 from rlsrl.envs.native import NativeVectorEnv, make_native
 from rlsrl.envs.vector import EnvironmentFailed, LoopVectorEnv, VectorEnv
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.testing.environments import Episode, ScriptedEnv
+from rlsrl.testing.environments import EchoEnv, Episode, ScriptedEnv
+from rlsrl.testing.rollouts import random_actions
 
 Arrays = dict[str, NDArray[Any]]
 CARTPOLE = EnvironmentSource(id="CartPole-v1")
@@ -41,13 +43,9 @@ def filled(envs: VectorEnv, *, num_steps: int = 50, num_slots: int = 4) -> list[
         arrays = slot_for(envs, num_steps)
         envs.begin(arrays)
         for step in range(num_steps):
-            action = envs.spec.action
-            arrays["action"][step] = (
-                rng.integers(action.num_actions, size=envs.num_envs)
-                if action.kind == "discrete"
-                else rng.normal(0.0, 2.0, (envs.num_envs, *action.array.shape))
-            )
-            envs.step(arrays, step, arrays["action"][step])
+            actions = arrays["action"][step]
+            actions[...] = random_actions(envs.spec.action, actions.shape, rng)
+            envs.step(arrays, step, actions)
         slots.append(arrays)
     envs.close()
     return slots
@@ -88,6 +86,7 @@ def scripted(**options: Any) -> Callable[[], gymnasium.Env[Any, Any]]:
         pytest.param(
             lambda: make_environment(EnvironmentSource(id="Blackjack-v1", max_episode_steps=2)), id="blackjack: tuple"
         ),
+        *(pytest.param(lambda kind=kind: TimeLimit(EchoEnv(kind), 5), id=f"echo: {kind}") for kind in EchoEnv.SPACES),
         pytest.param(scripted(), id="scripted"),
         pytest.param(scripted(as_dict=True), id="dict"),
         pytest.param(scripted(action_space=spaces.Discrete(3, start=5)), id="actions from 5"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from gymnasium import spaces
 from rlsrl.data.specs import ArraySpec
 from rlsrl.envs.spaces import action_decoder, action_spec, observation_specs, spec_of
 from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.testing.rollouts import discrete_env_spec, joint_action, random_slot
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 
@@ -116,11 +119,75 @@ def test_continuous_actions_are_not_overwritten_by_later_ones() -> None:
     np.testing.assert_array_equal(kept, [0, 0, 0])
 
 
-@pytest.mark.parametrize("space", [spaces.MultiDiscrete([2, 3]), spaces.Box(0, 9, (2,), np.int64), spaces.Dict({})])
-def test_other_actions_are_refused_by_name(space: spaces.Space) -> None:
-    with pytest.raises(ConfigurationError, match="allowed are Discrete and Box of a float dtype"):
+NESTED = spaces.Tuple((
+    spaces.Discrete(3, start=1),
+    spaces.Tuple((spaces.Box(np.array([0.0, -np.inf]), np.array([5.0, np.inf])), spaces.MultiBinary([1, 2]))),
+    spaces.MultiDiscrete([2, 4], start=[0, 7]),
+))  # fmt: skip
+JOINT = {
+    "choices": (spaces.MultiDiscrete([2, 3]), joint_action(("categorical", 2), ("categorical", 3))),
+    "one choice": (spaces.MultiDiscrete([4]), joint_action(("categorical", 4))),
+    "choices on a grid": (
+        spaces.MultiDiscrete([[2, 3]], start=[[5, -1]], dtype=np.int32),
+        joint_action(("categorical", 2), ("categorical", 3)),
+    ),
+    "flags": (spaces.MultiBinary([2, 2]), joint_action(("bernoulli", 4))),
+    "choice in a tuple": (spaces.Tuple((spaces.Discrete(4),)), joint_action(("categorical", 4))),
+    "nested": (
+        NESTED,
+        joint_action(("categorical", 3), ("gaussian", 2), ("bernoulli", 2), ("categorical", 2), ("categorical", 4)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOINT)
+def test_actions_of_several_parts_are_one_vector_for_the_policy_and_the_space_for_the_environment(name: str) -> None:
+    space, spec = JOINT[name]
+    assert action_spec(space) == spec
+    rng, decode = np.random.default_rng(0), action_decoder(space)
+    slot = random_slot(replace(discrete_env_spec(), action=spec), num_steps=30, num_lanes=5, rng=rng)
+    for chosen in slot.arrays["action"]:
+        decoded = decode(chosen)
+        assert len(decoded) == 5
+        assert all(space.contains(action) for action in decoded), decoded
+
+
+def test_parts_keep_their_order_and_their_values() -> None:
+    decode = action_decoder(NESTED)
+    first, second = decode(np.array([[2, -3, 0.5, 1, 0, 1, 3], [0, 9, -1e9, 0, 1, 0, 0]], np.float32))
+    assert first[0] == 3 and second[0] == 1
+    np.testing.assert_array_equal(first[1][0], [0, 0.5])
+    np.testing.assert_array_equal(second[1][0], np.array([5, -1e9], np.float32))
+    np.testing.assert_array_equal(first[1][1], [[1, 0]])
+    np.testing.assert_array_equal(second[1][1], [[0, 1]])
+    np.testing.assert_array_equal(first[2], [1, 10])
+    np.testing.assert_array_equal(second[2], [0, 7])
+
+
+def test_integers_are_not_overwritten_by_later_ones() -> None:
+    decode = action_decoder(spaces.MultiDiscrete([2, 3]))
+    chosen = np.zeros((1, 2), np.int64)
+    kept = decode(chosen)[0]
+    chosen[:] = 1
+    np.testing.assert_array_equal(kept, [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("space", "says"),
+    [
+        (
+            spaces.Box(0, 9, (2,), np.int64),
+            "action is a Box, .*; allowed are Discrete, .* Box of a float dtype, and Tup",
+        ),
+        (spaces.Dict({}), "action is a Dict"),
+        (spaces.Tuple(()), "action is a Tuple"),
+        (spaces.Tuple((spaces.Discrete(2), spaces.Tuple((spaces.Text(2),)))), "action/1/0 is a Text"),
+    ],
+)
+def test_other_actions_are_refused_by_name(space: spaces.Space, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
         action_spec(space)
-    with pytest.raises(ConfigurationError, match="allowed are Discrete"):
+    with pytest.raises(ConfigurationError, match=says):
         action_decoder(space)
 
 

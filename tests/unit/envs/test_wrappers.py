@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,8 @@ from rlsrl.envs.spaces import spec_of
 from rlsrl.envs.vector import EnvironmentFailed, LoopVectorEnv
 from rlsrl.envs.wrappers import ActionMask, EpisodicLife
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.testing.environments import Episode, MaskedEnv, ScriptedEnv
+from rlsrl.testing.environments import EchoEnv, Episode, MaskedEnv, ScriptedEnv
+from rlsrl.testing.rollouts import joint_action
 
 MASKED = "rlsrl.testing.environments:MaskedEnv"
 
@@ -92,6 +94,36 @@ def test_the_check_of_an_environment_takes_legal_actions_only(in_info: bool) -> 
         check_environment(MaskedEnv(in_info=in_info))
 
 
+@pytest.mark.parametrize("as_one_array", [False, True])
+def test_a_mask_of_several_choices_has_those_of_each_entry_in_turn(as_one_array: bool) -> None:
+    class Echo(EchoEnv):
+        def _info(self) -> dict[str, Any]:
+            return {"action_mask": np.concatenate(self._legal) if as_one_array else self._legal}
+
+    env = ActionMask(Echo("choices", masked=True), "action_mask")
+    check_environment(env)
+    spec = spec_of(env)
+    assert spec.action == replace(joint_action(("categorical", 3), ("categorical", 4)), mask="observation/action_mask")
+    assert spec.observation == {
+        "observation/observation": ArraySpec(shape=(2,), dtype="int64", categories=((0, 3), (-1, 4))),
+        "observation/action_mask": ArraySpec(shape=(7,), dtype="int8"),
+    }
+    observation, _ = env.reset(seed=1)
+    np.testing.assert_array_equal(observation["action_mask"], np.concatenate(env.unwrapped._legal))
+    with pytest.raises(RuntimeError, match="is illegal"):
+        check_environment(Echo("choices", masked=True))
+
+
+def test_each_entry_of_an_action_needs_a_legal_choice() -> None:
+    env = ActionMask(EchoEnv("choices", masked=True), "action_mask")
+    env.reset(seed=0)
+    says = "the action mask 'action_mask' is all 0 for entry 1 of the action; at least one of 4 actions must be legal"
+    with pytest.raises(ValueError, match=says):
+        env._with_mask({}, {"action_mask": np.array([1, 0, 0, 0, 0, 0, 0])}, is_final=False)
+    with pytest.raises(ValueError, match="where 7 entries are needed"):
+        env._with_mask({}, {"action_mask": (np.ones(4), np.ones(3))}, is_final=False)
+
+
 class NoneLegal(MaskedEnv):
     """Has no legal action from the third step on."""
 
@@ -125,7 +157,7 @@ def test_a_mask_that_is_nowhere_is_named(info: dict[str, Any]) -> None:
     [
         (
             ScriptedEnv([Episode(rewards=(1,))], action_space=spaces.Box(-1, 1, (2,))),
-            "actionMask needs Discrete actions",
+            "actionMask needs Discrete or MultiDiscrete actions",
         ),
         (ScriptedEnv([Episode(rewards=(1,))], as_dict=True), r"Box.* at 'step'; a mask of 2 actions has the shape"),
     ],

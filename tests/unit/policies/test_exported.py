@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlsrl.data.specs import ArraySpec
+from rlsrl.data.specs import ActionPart, ArraySpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.exported import (
@@ -17,6 +17,7 @@ from rlsrl.policies.exported import (
     DenseLayer,
     ExportedActor,
     GaussianHead,
+    JointHead,
 )
 from rlsrl.policies.numpy_policy import DenseStack, DenseWeights, NumpyActor
 from rlsrl.testing.rollouts import discrete_env_spec, empty_slot
@@ -72,6 +73,29 @@ def test_a_gaussian_head_adds_the_deviations_that_stand_in_the_vector() -> None:
     assert np.array_equal(outputs["both"][2:], np.tile(vector[18:20, np.newaxis], 6))
 
 
+def test_a_joint_head_puts_deviations_behind_the_means_of_their_part() -> None:
+    parts = (ActionPart(kind="gaussian", num_outputs=1), ActionPart(kind="bernoulli", num_outputs=1))
+    joint = replace(EXPORTED, head=JointHead(parts=parts, log_std_offset=18))
+    assert ExportedActor.from_json(json.loads(json.dumps(joint.to_json()))) == joint
+    vector = np.random.default_rng(0).standard_normal(26).astype(np.float32)
+    frames = [np.ones((3, 6), np.float32), np.arange(6, dtype=np.int32)[np.newaxis]]
+    outputs = {}
+    for name, each in {"outputs": EXPORTED, "joint": joint}.items():
+        weights = DenseWeights(each)
+        weights.load(Parameters(version=Version(1, 0), vector=vector, layout="0123"))
+        outputs[name] = np.full((each.head.distribution_size, 6), np.nan, np.float32)
+        DenseStack(weights, num_lanes=6).forward(frames, outputs[name])
+    assert np.array_equal(outputs["joint"][[0, 2]], outputs["outputs"])
+    assert np.array_equal(outputs["joint"][1], np.full(6, vector[18]))
+
+
+def test_a_part_of_another_kind_is_refused() -> None:
+    value = replace(EXPORTED, head=JointHead(parts=(ActionPart(kind="bernoulli", num_outputs=2),))).to_json()
+    value["head"]["parts"][0][0] = "beta"
+    with pytest.raises(ValueError, match="part 'beta' is not one of"):
+        ExportedActor.from_json(value)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -86,6 +110,11 @@ def test_a_gaussian_head_adds_the_deviations_that_stand_in_the_vector() -> None:
         ({"head": GaussianHead(num_dimensions=3, log_std_offset=0)}, "give 2 outputs; the gaussian head takes 3"),
         ({"head": GaussianHead(num_dimensions=2, log_std_offset=25)}, "gaussian head reads outside the 26 parameters"),
         ({"head": GaussianHead(num_dimensions=2, log_std_offset=-1)}, "gaussian head reads outside"),
+        ({"head": JointHead(parts=(ActionPart(kind="bernoulli", num_outputs=3),))}, "give 2 outputs; the joint head"),
+        (
+            {"head": JointHead(parts=(ActionPart(kind="gaussian", num_outputs=2),), log_std_offset=25)},
+            "joint head reads outside the 26 parameters",
+        ),
     ],
 )
 def test_layers_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:

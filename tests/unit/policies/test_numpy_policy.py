@@ -17,25 +17,32 @@ from rlsrl.policies.normalization import mean_of, variance_of
 from rlsrl.policies.numpy_policy import MAX_SIZES, NumpyPolicy
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.rollouts import (
+    CHOICES_AND_FLAGS,
+    MIXED,
     categories_env_spec,
     continuous_env_spec,
     discrete_action,
     discrete_env_spec,
+    joint_action,
     random_slot,
 )
 
+LEGAL = "observation/legal"
 MASKED = EnvSpec(
     observation={
         "observation/seen": ArraySpec(shape=(2, 2), dtype="float32"),
-        "observation/legal": ArraySpec(shape=(3,), dtype="int8"),
+        LEGAL: ArraySpec(shape=(3,), dtype="int8"),
     },
-    action=replace(discrete_action(3), mask="observation/legal"),
+    action=replace(discrete_action(3), mask=LEGAL),
 )
 KINDS = {
     "discrete": discrete_env_spec(),
     "continuous": continuous_env_spec(),
     "masked": MASKED,
     "categories": categories_env_spec(),
+    "joint": replace(discrete_env_spec(), action=CHOICES_AND_FLAGS),
+    "mixed": replace(discrete_env_spec(), action=MIXED),
+    "masked choices": replace(MASKED, action=replace(joint_action(("categorical", 2), ("categorical", 1)), mask=LEGAL)),
 }
 
 

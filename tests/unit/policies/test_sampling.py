@@ -3,15 +3,19 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
+import pytest
+import torch
 
-from rlsrl.policies.sampling import CategoricalSampler, GaussianSampler, make_sampler, sampler_for
-from rlsrl.testing.rollouts import continuous_action, discrete_action
+from rlsrl.data.specs import ActionSpec
+from rlsrl.policies.distributions import log_prob_for
+from rlsrl.policies.sampling import CategoricalSampler, GaussianSampler, JointSampler, make_sampler, sampler_for
+from rlsrl.testing.rollouts import CHOICES_AND_FLAGS, MIXED, continuous_action, discrete_action, joint_action
 
 
 def sampler(num_steps: int, num_lanes: int, num_actions: int, *, greedy: bool = False) -> CategoricalSampler:
     made = make_sampler(
-        "categorical",
-        num_actions,
+        discrete_action(num_actions).parts,
+        is_joint=False,
         num_steps=num_steps,
         num_lanes=num_lanes,
         rng=np.random.default_rng(0),
@@ -126,3 +130,81 @@ def test_each_kind_of_action_has_its_sampler() -> None:
     assert isinstance(discrete, CategoricalSampler)
     assert isinstance(continuous, GaussianSampler)
     assert (discrete.parameters.shape, continuous.parameters.shape) == ((2, 4, 1), (2, 8, 1))
+
+
+def joint(action: ActionSpec, num_steps: int, num_lanes: int, *, greedy: bool = False) -> JointSampler:
+    rng = np.random.default_rng(0)
+    made = sampler_for(action, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy)
+    assert isinstance(made, JointSampler)
+    return made
+
+
+def joint_draws(draws: JointSampler, action: ActionSpec) -> np.ndarray:
+    num_steps, _, num_lanes = draws.parameters.shape
+    draws.begin()
+    actions = np.full((num_steps, num_lanes, *action.array.shape), 99, action.array.dtype)
+    for t in range(num_steps):
+        draws.choose(t, actions[t])
+    return actions
+
+
+def test_choices_and_flags_are_drawn_independently_by_their_probabilities() -> None:
+    draws = joint(CHOICES_AND_FLAGS, 50, 1000)
+    logits = np.array([0.0, 1.0, -1.0, 0.5, 0.0, 0.0, 2.0, -1.5, 0.7], np.float32)
+    draws.parameters[...] = logits[:, np.newaxis]
+    actions = joint_draws(draws, CHOICES_AND_FLAGS).reshape(-1, 4)
+    bound = 4 * np.sqrt(0.25 / len(actions))
+    for entry, part in enumerate((logits[:3], logits[3:7])):
+        frequencies = np.bincount(actions[:, entry], minlength=len(part)) / len(actions)
+        np.testing.assert_allclose(frequencies, np.exp(part) / np.exp(part).sum(), atol=bound)
+    assert set(np.unique(actions[:, 2:])) == {0, 1}
+    np.testing.assert_allclose(actions[:, 2:].mean(0), 1 / (1 + np.exp(-logits[7:])), atol=bound)
+    correlations = np.corrcoef(actions.T) - np.eye(4)
+    assert np.abs(correlations).max() < 4 / np.sqrt(len(actions))
+
+
+@pytest.mark.parametrize("action", [CHOICES_AND_FLAGS, MIXED], ids=["integers", "mixed"])
+def test_joint_log_probs_are_those_that_torch_trains_with(action: ActionSpec) -> None:
+    draws = joint(action, 6, 5)
+    draws.parameters[...] = np.random.default_rng(3).standard_normal(draws.parameters.shape) * 2
+    actions = joint_draws(draws, action)
+    out = np.empty((6, 5), np.float32)
+    draws.log_probs(actions, out)
+    parameters = torch.from_numpy(draws.parameters.transpose(0, 2, 1).copy())
+    expected = log_prob_for(action)(parameters, torch.from_numpy(actions))
+    np.testing.assert_allclose(out, expected.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_most_probable_joint_action_is_that_of_each_part() -> None:
+    draws = joint(MIXED, 1, 1, greedy=True)
+    draws.parameters[0, :, 0] = [0.5, -2.0, 0.3, 0.3, 1.0, 3.0, 2.0, -0.1, 0.1, 9.0, -1.0]
+    assert joint_draws(draws, MIXED).ravel().tolist() == [0.5, -2.0, 1.0, 0.0, 1.0, 9.0]
+
+
+def test_a_lane_of_a_joint_sampler_draws_what_the_whole_draws_for_it() -> None:
+    whole = joint(MIXED, 8, 3)
+    whole.parameters[...] = np.random.default_rng(3).standard_normal(whole.parameters.shape)
+    actions = joint_draws(whole, MIXED)
+    lane = whole.of_lane(1)
+    lane.parameters[...] = whole.parameters[:, :, 1:2]
+    for t in range(8):
+        chosen = np.empty((1, 6), np.float32)
+        lane.choose(t, chosen)
+        assert np.array_equal(chosen[0], actions[t, 1])
+
+
+def test_flags_stay_finite_for_extreme_logits_and_for_a_draw_of_zero() -> None:
+    class Zeros:
+        def random(self, *, out: np.ndarray, dtype: type) -> None:
+            out[...] = 0
+
+    flags = joint_action(("bernoulli", 2))
+    draws = sampler_for(flags, num_steps=1, num_lanes=1, rng=cast("Any", Zeros()), greedy=False)
+    draws.parameters[0, :, 0] = [1000.0, -1000.0]
+    chosen, out = np.array([[[5, 5]]]), np.empty((1, 1), np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        draws.begin()
+        draws.choose(0, chosen[0])
+        draws.log_probs(chosen, out)
+    assert chosen.ravel().tolist() == [1, 0]
+    assert out.tolist() == [[0.0]]

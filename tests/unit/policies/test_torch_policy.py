@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import discrete_env_spec
+from rlsrl.testing.rollouts import discrete_env_spec, joint_action
 
 ENV_SPEC = discrete_env_spec(num_features=4, num_actions=3)
 
@@ -152,3 +153,23 @@ def test_deviations_that_do_not_fit_the_means_are_refused() -> None:
     for name in ("other.weight", "log_std"):
         with pytest.raises(ValueError, match=rf"{name} is not a parameter of shape \(3,\)"):
             export_dense(tower, "actor", layout, ENV_SPEC.observation, log_std=name)
+
+
+class WithoutParts(MlpActorCritic):
+    """Exports its actor as if its outputs were the logits of one choice."""
+
+    def export_actor(self, layout: FlatLayout) -> ExportedActor:
+        return export_dense(self.actor, "actor", layout, ENV_SPEC.observation)
+
+
+def test_an_export_of_other_actions_is_refused() -> None:
+    env_spec = replace(ENV_SPEC, action=joint_action(("categorical", 2), ("categorical", 3)))
+    policies = [
+        TorchPolicy(build_network(factory, env_spec, {"hidden_sizes": (8,)}, seed=0), env_spec)
+        for factory in (MlpActorCritic, WithoutParts)
+    ]
+    exported = policies[0].export()
+    assert exported is not None
+    check_export(policies[0], exported, policies[0].parameters(Version(1, 0)))
+    with pytest.raises(ExportMismatch, match=r"Pass action=env_spec.action to export_dense\(\)"):
+        policies[1].export()

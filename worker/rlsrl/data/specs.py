@@ -70,34 +70,85 @@ class ArraySpec:
         return cls(shape=shape, dtype=dtype.name, categories=categories)
 
 
+PartKind = Literal["categorical", "bernoulli", "gaussian"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionPart:
+    """One part of an action. Parts are independent: an action's probability is the product of its parts'.
+
+    ``categorical``: one of ``num_outputs`` choices. Parameters: a logit per choice.
+    ``bernoulli``: ``num_outputs`` flags, 0 or 1. Parameters: the logit of each flag's 1.
+    ``gaussian``: ``num_outputs`` floats. Parameters: the mean of each, then the logarithm of each standard deviation.
+    """
+
+    kind: PartKind
+    num_outputs: int
+    """Logits or means: the outputs of a network whose deviations do not depend on the observation."""
+
+    @property
+    def num_entries(self) -> int:
+        """Entries of the part in the action's array."""
+        return 1 if self.kind == "categorical" else self.num_outputs
+
+    @property
+    def num_deviations(self) -> int:
+        """Standard deviations of the part."""
+        return self.num_outputs if self.kind == "gaussian" else 0
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the part's distribution."""
+        return self.num_outputs + self.num_deviations
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionSpec:
     """The actions of an environment.
 
     ``discrete``: one integer in ``[0, num_actions)``, array spec ``() int64``.
     ``continuous``: a float vector within ``[low, high]``, array spec ``(dim,) float32``; a bound may be infinite.
+    ``joint``: several parts, whose entries follow each other in one vector, array spec ``(entries,)``. The dtype is
+    int64, or float32 if a part is ``gaussian``. A choice counts from 0.
     """
 
-    kind: Literal["discrete", "continuous"]
+    kind: Literal["discrete", "continuous", "joint"]
     array: ArraySpec
     num_actions: int = 0
-    """Number of choices; 0 for continuous actions."""
+    """Number of choices of discrete actions; 0 for others."""
     low: tuple[float, ...] = ()
-    """Lower bound of each entry, maybe -inf. Empty for discrete actions."""
+    """Lower bound of each entry of continuous actions, maybe -inf. Empty for others."""
     high: tuple[float, ...] = ()
-    """Upper bound of each entry, maybe inf. Empty for discrete actions."""
+    """Upper bound of each entry of continuous actions, maybe inf. Empty for others."""
+    joint: tuple[ActionPart, ...] = ()
+    """The parts of joint actions. Empty for others."""
     mask: str | None = None
-    """Path of the observation array [num_actions] whose entries are 0 for choices that are illegal now. None: all
-    choices are always legal, or actions are continuous."""
+    """Path of the observation array [num_outputs] whose entries are 0 for choices that are illegal now. None: all
+    choices are always legal, or a part is not ``categorical``."""
+
+    @property
+    def parts(self) -> tuple[ActionPart, ...]:
+        """The parts, in the order of the array and of the distribution's parameters. Most actions have one."""
+        if self.kind == "joint":
+            return self.joint
+        if self.kind == "discrete":
+            return (ActionPart(kind="categorical", num_outputs=self.num_actions),)
+        return (ActionPart(kind="gaussian", num_outputs=math.prod(self.array.shape)),)
+
+    @property
+    def num_outputs(self) -> int:
+        """Logits and means of all parts."""
+        return sum(part.num_outputs for part in self.parts)
+
+    @property
+    def num_deviations(self) -> int:
+        """Standard deviations of all parts."""
+        return sum(part.num_deviations for part in self.parts)
 
     @property
     def distribution_size(self) -> int:
-        """Number of parameters of one action's distribution.
-
-        ``discrete``: one logit per choice. ``continuous``: the mean of each entry, then the logarithm of each entry's
-        standard deviation.
-        """
-        return self.num_actions if self.kind == "discrete" else 2 * math.prod(self.array.shape)
+        """Number of parameters of one action's distribution: those of its parts, one part after the other."""
+        return sum(part.num_parameters for part in self.parts)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON value that ``from_json`` reads back. Infinite bounds, which JSON cannot hold, become null."""
@@ -107,6 +158,7 @@ class ActionSpec:
             "num_actions": self.num_actions,
             "low": [None if math.isinf(bound) else bound for bound in self.low],
             "high": [None if math.isinf(bound) else bound for bound in self.high],
+            "joint": [[part.kind, part.num_outputs] for part in self.joint],
             "mask": self.mask,
         }
 
@@ -119,6 +171,7 @@ class ActionSpec:
             num_actions=int(value["num_actions"]),
             low=tuple(-math.inf if bound is None else float(bound) for bound in value["low"]),
             high=tuple(math.inf if bound is None else float(bound) for bound in value["high"]),
+            joint=tuple(ActionPart(kind=kind, num_outputs=int(number)) for kind, number in value["joint"]),
             mask=None if value["mask"] is None else str(value["mask"]),
         )
 

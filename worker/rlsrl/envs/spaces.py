@@ -1,23 +1,29 @@
 """Translates Gymnasium's spaces into array specs.
 
 Observations: a Box, a Discrete, a MultiDiscrete, a MultiBinary, or a Dict or Tuple of those, nested or not. Actions: a
-Discrete, or a Box of floats. All other spaces are refused by name.
+Discrete, a MultiDiscrete, a MultiBinary, a Box of floats, or a Tuple of those, nested or not. All other spaces are
+refused by name.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
+from rlsrl.data.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec
 from rlsrl.runtime.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import gymnasium
+
+ACTION = "action"
+"""The path of an action space. Paths of a Tuple's parts are ``action/<place>`` from 0."""
 
 OBSERVATION = "observation"
 """The path of an observation that is one array. Paths of a Dict are ``observation/<key>``, those of a Tuple
@@ -120,12 +126,12 @@ def _leaf_spec(space: gymnasium.Space[Any], path: str) -> ArraySpec:
 
 
 def action_spec(space: gymnasium.Space[Any]) -> ActionSpec:
-    """Return the spec of actions as policies choose them: ``[0, n)`` for a Discrete, a flat vector for a Box.
+    """Return the spec of actions as policies choose them: ``[0, n)`` for a Discrete, a flat vector for others.
 
-    A Discrete's start and a Box's shape do not matter to policies: ``action_batcher`` applies them.
+    A start and a shape do not matter to policies: ``action_batcher`` applies them.
 
     Raises:
-        ConfigurationError: the space is neither a Discrete nor a Box of floats.
+        ConfigurationError: a space is not supported; the text names its path and the spaces that are.
     """
     from gymnasium import spaces
 
@@ -138,17 +144,44 @@ def action_spec(space: gymnasium.Space[Any]) -> ActionSpec:
             low=tuple(space.low.ravel().tolist()),
             high=tuple(space.high.ravel().tolist()),
         )
-    raise ConfigurationError(
-        f"action space {space} is a {type(space).__name__}; allowed are Discrete and Box of a float dtype"
+    parts = tuple(_action_parts(space, ACTION))
+    array = ArraySpec(
+        shape=(sum(part.num_entries for part in parts),),
+        dtype="float32" if any(part.kind == "gaussian" for part in parts) else "int64",
     )
+    return ActionSpec(kind="joint", array=array, joint=parts)
+
+
+def _action_parts(space: gymnasium.Space[Any], path: str) -> Iterator[ActionPart]:
+    """Yield the parts of an action space, in order: one of a Discrete, a Box or a MultiBinary, several of others."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        yield ActionPart(kind="categorical", num_outputs=int(space.n))
+    elif isinstance(space, spaces.MultiDiscrete):
+        for number in space.nvec.ravel().tolist():
+            yield ActionPart(kind="categorical", num_outputs=number)
+    elif isinstance(space, spaces.MultiBinary):
+        yield ActionPart(kind="bernoulli", num_outputs=math.prod(space.shape))
+    elif isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        yield ActionPart(kind="gaussian", num_outputs=space.low.size)
+    elif isinstance(space, spaces.Tuple) and space.spaces:
+        for place, part in enumerate(space.spaces):
+            yield from _action_parts(part, f"{path}/{place}")
+    else:
+        raise ConfigurationError(
+            f"{path} is a {type(space).__name__}, {space}; allowed are Discrete, MultiDiscrete, MultiBinary, Box of a "
+            "float dtype, and Tuple of those"
+        )
 
 
 def action_decoder(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], Sequence[Any]]:
     """Return a function from actions as policies choose them, [N, ...], to the actions that N environments take.
 
     Discrete: numpy integers from the space's start. (Gymnasium's vector environments use them, too, and its spaces
-    check them faster than Python's integers.) Box: clipped to the bounds, in the space's dtype and shape. Each call
-    returns new arrays, since an environment may keep its last action.
+    check them faster than Python's integers.) Box: clipped to the bounds, in the space's dtype and shape.
+    MultiDiscrete and MultiBinary: in the space's dtype and shape. Tuple: a tuple. Each call returns new arrays: an
+    environment may keep its last action.
 
     Raises:
         ConfigurationError: as ``action_spec``.
@@ -158,13 +191,19 @@ def action_decoder(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], Sequ
     batch = action_batcher(space)
     if isinstance(space, spaces.Discrete) and not space.start:
         return list
-    return lambda actions: list(batch(actions))
+    return lambda actions: _each(batch(actions))
 
 
-def action_batcher(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Return a function from actions as policies choose them, [N, ...], to one array of actions for N environments.
+def _each(batch: Any) -> list[Any]:
+    """Return the N actions of a batch: an array [N, ...], or a tuple of batches."""
+    return list(zip(*map(_each, batch), strict=True)) if isinstance(batch, tuple) else list(batch)
 
-    The conversion is that of ``action_decoder``. Each call returns a new array.
+
+def action_batcher(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], Any]:
+    """Return a function from actions as policies choose them, [N, ...], to one batch of actions for N environments.
+
+    A batch is an array [N, ...], or for a Tuple a tuple of batches. The conversion is that of ``action_decoder``. Each
+    call returns new arrays.
 
     Raises:
         ConfigurationError: as ``action_spec``.
@@ -172,6 +211,21 @@ def action_batcher(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], NDAr
     from gymnasium import spaces
 
     action_spec(space)
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return lambda actions: actions + start
+    return _vector_batcher(space)
+
+
+def _vector_batcher(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], Any]:
+    """Return the ``action_batcher`` for actions that are vectors, [N, entries]."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Tuple):
+        sizes = [sum(part.num_entries for part in _action_parts(part, ACTION)) for part in space.spaces]
+        places = [slice(begin, end) for begin, end in pairwise([0, *accumulate(sizes)])]
+        batchers = [_vector_batcher(part) for part in space.spaces]
+        return lambda actions: tuple(batch(actions[:, place]) for batch, place in zip(batchers, places, strict=True))
     if isinstance(space, spaces.Box):
         low, high, shape, dtype = space.low, space.high, (-1, *space.shape), space.dtype
 
@@ -180,5 +234,12 @@ def action_batcher(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], NDAr
             return batch
 
         return clipped
-    start = int(space.start)  # type: ignore[attr-defined]  # a Discrete: action_spec refused all others
-    return lambda actions: actions + start
+    integer_shape, integer_dtype = (-1, *(space.shape or ())), space.dtype
+    start = 0 if isinstance(space, spaces.MultiBinary) else space.start  # type: ignore[attr-defined]  # all that is left
+
+    def integers(actions: NDArray[Any]) -> NDArray[Any]:
+        batch: NDArray[Any] = actions.astype(integer_dtype).reshape(integer_shape)
+        batch += start
+        return batch
+
+    return integers

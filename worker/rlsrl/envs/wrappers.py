@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import gymnasium
@@ -58,23 +59,34 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
 class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Makes an environment's action mask part of its observation, and checks that some action is legal.
 
-    The mask has one entry per discrete action: 0 where the action is illegal now. A Dict observation may have the mask
-    under ``key``. Else the wrapper takes it from ``info`` under ``key`` and adds it to the observation, as
-    ``{"observation": ..., key: ...}`` if that is not a Dict.
+    The mask has one entry per choice: 0 where the choice is illegal now. A MultiDiscrete has the choices of all its
+    entries, one entry after the other. A Dict observation may have the mask under ``key``. Else the wrapper takes it
+    from ``info`` under ``key`` and adds it to the observation, as ``{"observation": ..., key: ...}`` if that is not a
+    Dict. In ``info`` the mask of a MultiDiscrete may also be a tuple of one array per entry, as ``sample`` takes it.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], key: str) -> None:
         """Take the mask from ``key``.
 
         Raises:
-            ConfigurationError: actions are not discrete, or the observation's array under the key has another shape.
+            ConfigurationError: actions are neither a Discrete nor a MultiDiscrete of one axis, or the observation's
+                array under the key has another shape.
         """
         super().__init__(env)
         self.key = key
         """The observation's key of the mask."""
-        if not isinstance(env.action_space, spaces.Discrete):
-            raise ConfigurationError(f"{env}: actionMask needs Discrete actions, not {env.action_space}")
-        self._shape = (int(env.action_space.n),)
+        action = env.action_space
+        if isinstance(action, spaces.Discrete):
+            self._sizes = [int(action.n)]
+        elif isinstance(action, spaces.MultiDiscrete) and len(action.shape) == 1:
+            self._sizes = action.nvec.tolist()
+        else:
+            raise ConfigurationError(
+                f"{env}: actionMask needs Discrete or MultiDiscrete actions of one axis, not {action}"
+            )
+        self._starts = [0, *accumulate(self._sizes)][:-1]
+        """The place of each entry's first choice in the mask."""
+        self._shape = (sum(self._sizes),)
         space = env.observation_space
         self._is_dict = isinstance(space, spaces.Dict)
         parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
@@ -109,16 +121,36 @@ class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._from_info:
             mask = self._mask_of(info, is_final)
             observation = {**(observation if self._is_dict else {"observation": observation}), self.key: mask}
-        if not is_final and not np.any(observation[self.key]):
+        if not is_final and not all(is_possible := self._possible(observation[self.key])):
+            entry = is_possible.index(False)
+            where = f" for entry {entry} of the action" if len(self._sizes) > 1 else ""
             raise ValueError(
-                f"the action mask {self.key!r} is all 0; at least one of {self._shape[0]} actions must be legal"
+                f"the action mask {self.key!r} is all 0{where}; at least one of {self._sizes[entry]} actions must be "
+                "legal"
             )
         return observation
+
+    def _possible(self, mask: NDArray[Any]) -> list[bool]:
+        """Return for each entry of the action whether a choice is legal."""
+        if len(self._sizes) == 1:
+            return [bool(np.any(mask))]
+        possible: list[bool] = np.logical_or.reduceat(np.asarray(mask) != 0, self._starts).tolist()
+        return possible
+
+    def sample(self, observation: Any) -> Any:
+        """Return a random legal action."""
+        mask = np.asarray(observation[self.key], np.int8)
+        if isinstance(self.action_space, spaces.Discrete):
+            return self.action_space.sample(mask)
+        return self.action_space.sample(tuple(np.split(mask, self._starts[1:])))
 
     def _mask_of(self, info: dict[str, Any], is_final: bool) -> NDArray[np.int8]:
         if self.key not in info and is_final:
             return np.zeros(self._shape, np.int8)
-        mask = np.asarray(info.get(self.key))
+        found = info.get(self.key)
+        if isinstance(found, tuple) and len(self._sizes) > 1:
+            found = np.concatenate(found) if [np.size(part) for part in found] == self._sizes else None
+        mask = np.asarray(found)
         if mask.shape != self._shape:
             raise ValueError(
                 f"the action mask is neither in the observation nor in info: info[{self.key!r}] is "
@@ -129,5 +161,4 @@ class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def random_action(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
     """Return a random action of the environment; a legal one if its outermost wrapper is an ``ActionMask``."""
-    mask = np.asarray(observation[env.key], np.int8) if isinstance(env, ActionMask) else None
-    return env.action_space.sample(mask)
+    return env.sample(observation) if isinstance(env, ActionMask) else env.action_space.sample()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from rlsrl.data.specs import EnvSpec
+from rlsrl.policies.distributions import constant_deviations, with_deviations
 from rlsrl.policies.networks import Observation, orthogonal
 from rlsrl.runtime.errors import ConfigurationError
 
@@ -53,10 +54,9 @@ class NatureCnnActorCritic(nn.Module):
             orthogonal(nn.Linear(64 * _places(height) * _places(width), hidden_size), root),
             nn.ReLU(),
         )
-        is_discrete = env_spec.action.kind == "discrete"
-        num_outputs = env_spec.action.num_actions if is_discrete else math.prod(env_spec.action.array.shape)
-        self.actor = orthogonal(nn.Linear(hidden_size, num_outputs), 0.01)
-        self.log_std = None if is_discrete else nn.Parameter(torch.zeros(num_outputs))
+        self._action = env_spec.action
+        self.actor = orthogonal(nn.Linear(hidden_size, self._action.num_outputs), 0.01)
+        self.log_std = constant_deviations(self._action)
         self.critic = orthogonal(nn.Linear(hidden_size, 1), 1.0)
 
     @override
@@ -85,10 +85,7 @@ class NatureCnnActorCritic(nn.Module):
         return observation[self._path].to(dtype, memory_format=torch.channels_last).div_(255.0)
 
     def _distribution(self, features: Tensor) -> Tensor:
-        outputs: Tensor = self.actor(features)
-        if self.log_std is None:
-            return outputs
-        return torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
+        return with_deviations(self._action.parts, self.actor(features), self.log_std)
 
 
 def _image(env_spec: EnvSpec) -> tuple[str, int, int, int]:

@@ -1,14 +1,19 @@
-"""Action distributions as functions of their parameters, in torch. Numerically stable; plain functions compile well."""
+"""Action distributions as functions of their parameters, in torch. Numerically stable; plain functions compile well.
+
+The parts of a joint action are independent: log-probabilities and entropies are sums over its parts. ``sampling`` has
+the same distributions in numpy.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, softplus
 
-from rlsrl.data.specs import ActionSpec
+from rlsrl.data.specs import ActionPart, ActionSpec, PartKind
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -47,11 +52,83 @@ def gaussian_log_prob_and_entropy(parameters: Tensor, action: Tensor) -> tuple[T
     return gaussian_log_prob(parameters, action), (log_std + (0.5 + HALF_LOG_TWO_PI)).sum(-1)
 
 
+def bernoulli_log_prob(logits: Tensor, action: Tensor) -> Tensor:
+    """Return the sum of log sigmoid(l_i) for flags that are 1 and log(1 - sigmoid(l_i)) for others, [..., D] -> [...].
+
+    ``action`` [..., D] holds 0 and 1, of any dtype.
+    """
+    return logsigmoid((2.0 * action - 1.0) * logits).sum(-1)
+
+
+def bernoulli_log_prob_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``bernoulli_log_prob`` and the entropy, sum_i log(1 + exp(l_i)) - l_i sigmoid(l_i), both [...]."""
+    return bernoulli_log_prob(logits, action), (softplus(logits) - logits * torch.sigmoid(logits)).sum(-1)
+
+
+LOG_PROBS: Mapping[PartKind, LogProb] = {
+    "categorical": categorical_log_prob,
+    "bernoulli": bernoulli_log_prob,
+    "gaussian": gaussian_log_prob,
+}
+"""Log-probability functions by kind of part."""
+
+LOG_PROBS_AND_ENTROPIES: Mapping[PartKind, LogProbAndEntropy] = {
+    "categorical": categorical_log_prob_and_entropy,
+    "bernoulli": bernoulli_log_prob_and_entropy,
+    "gaussian": gaussian_log_prob_and_entropy,
+}
+"""Functions that compute both by kind of part."""
+
+
 def log_prob_for(action: ActionSpec) -> LogProb:
     """Return the log-probability function of such actions' distribution."""
-    return categorical_log_prob if action.kind == "discrete" else gaussian_log_prob
+    if action.kind != "joint":
+        return LOG_PROBS[action.parts[0].kind]
+
+    def joint_log_prob(parameters: Tensor, actions: Tensor) -> Tensor:
+        parts = [LOG_PROBS[kind](of_part, chosen) for kind, of_part, chosen in _split(action, parameters, actions)]
+        return torch.stack(parts).sum(0)
+
+    return joint_log_prob
 
 
 def log_prob_and_entropy_for(action: ActionSpec) -> LogProbAndEntropy:
     """Return the function that computes both for such actions' distribution."""
-    return categorical_log_prob_and_entropy if action.kind == "discrete" else gaussian_log_prob_and_entropy
+    if action.kind != "joint":
+        return LOG_PROBS_AND_ENTROPIES[action.parts[0].kind]
+
+    def joint_log_prob_and_entropy(parameters: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        parts = [
+            LOG_PROBS_AND_ENTROPIES[kind](of_part, chosen)
+            for kind, of_part, chosen in _split(action, parameters, actions)
+        ]
+        log_probs, entropies = zip(*parts, strict=True)
+        return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0)
+
+    return joint_log_prob_and_entropy
+
+
+def _split(spec: ActionSpec, parameters: Tensor, actions: Tensor) -> Iterator[tuple[PartKind, Tensor, Tensor]]:
+    """Yield (kind, parameters [..., P], actions) of each part; the actions are those that the kind's functions take."""
+    of_parts = torch.split(parameters, [part.num_parameters for part in spec.parts], dim=-1)
+    chosen = torch.split(actions, [part.num_entries for part in spec.parts], dim=-1)
+    for part, of_part, of_actions in zip(spec.parts, of_parts, chosen, strict=True):
+        is_choice = part.kind == "categorical"
+        yield part.kind, of_part, of_actions.squeeze(-1).to(torch.int64) if is_choice else of_actions
+
+
+def constant_deviations(action: ActionSpec) -> nn.Parameter | None:
+    """Return the logarithms of such actions' deviations as one parameter of zeros, or None if they have none."""
+    return nn.Parameter(torch.zeros(action.num_deviations)) if action.num_deviations else None
+
+
+def with_deviations(parts: tuple[ActionPart, ...], outputs: Tensor, log_std: Tensor | None) -> Tensor:
+    """Return the distribution parameters [N, A] of ``outputs`` [N, num_outputs] with ``constant_deviations``."""
+    if log_std is None:
+        return outputs
+    of_parts = torch.split(outputs, [part.num_outputs for part in parts], dim=-1)
+    deviations = torch.split(log_std, [part.num_deviations for part in parts])
+    columns: list[Tensor] = []
+    for part, of_part, of_deviations in zip(parts, of_parts, deviations, strict=True):
+        columns += [of_part, of_deviations.expand_as(of_part)] if part.num_deviations else [of_part]
+    return torch.cat(columns, dim=-1)

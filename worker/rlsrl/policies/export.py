@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from rlsrl.data.inference import RolloutRequest
-from rlsrl.data.specs import Arrays, ArraySpec
+from rlsrl.data.specs import ActionSpec, Arrays, ArraySpec
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import Policy
 from rlsrl.policies.exported import (
@@ -19,6 +19,8 @@ from rlsrl.policies.exported import (
     DenseLayer,
     ExportedActor,
     GaussianHead,
+    Head,
+    JointHead,
 )
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.numpy_policy import NumpyPolicy
@@ -40,12 +42,14 @@ def export_dense(
     observation: Mapping[str, ArraySpec],
     *,
     log_std: str | None = None,
+    action: ActionSpec | None = None,
 ) -> ExportedActor:
-    """Export a tower of ``nn.Linear`` with ``nn.Tanh`` or ``nn.ReLU`` between, whose outputs are logits or means.
+    """Export a tower of ``nn.Linear`` with ``nn.Tanh`` or ``nn.ReLU`` between, whose outputs are logits and means.
 
     ``name`` is the tower's name in its network (``"actor"``), by which ``layout`` names the parameters. The tower takes
     the observation arrays as ``networks.FlattenObservation`` gives them, in the given order. ``log_std`` is the name of
-    the parameter with the logarithms of the deviations if the outputs are means; None if they are logits.
+    the parameter with the logarithms of the deviations if there are means among the outputs; None if all are logits.
+    Joint actions need ``action``, the environment's.
 
     Raises:
         ValueError: the tower has a module of another kind or in another place, or ``log_std`` does not exist.
@@ -68,16 +72,21 @@ def export_dense(
         num_parameters=layout.num_parameters,
         observation=dict(observation),
         layers=tuple(layers),
-        head=_head(layers[-1].out_size, log_std, layout),
+        head=_head(layers[-1].out_size, log_std, layout, action),
     )
 
 
-def _head(num_outputs: int, log_std: str | None, layout: FlatLayout) -> CategoricalHead | GaussianHead:
+def _head(num_outputs: int, log_std: str | None, layout: FlatLayout, action: ActionSpec | None) -> Head:
+    joint = None if action is None or action.kind != "joint" else action
+    num_means = num_outputs if joint is None else joint.num_deviations
+    if log_std is not None and layout.shapes.get(log_std) != (num_means,):
+        raise ValueError(f"{log_std} is not a parameter of shape {(num_means,)}, one deviation per mean")
+    offset = 0 if log_std is None else layout.offsets[log_std]
+    if joint is not None:
+        return JointHead(parts=joint.parts, log_std_offset=offset)
     if log_std is None:
         return CategoricalHead(num_actions=num_outputs)
-    if layout.shapes.get(log_std) != (num_outputs,):
-        raise ValueError(f"{log_std} is not a parameter of shape {(num_outputs,)}, one deviation per mean")
-    return GaussianHead(num_dimensions=num_outputs, log_std_offset=layout.offsets[log_std])
+    return GaussianHead(num_dimensions=num_outputs, log_std_offset=offset)
 
 
 def _activation(module: nn.Module) -> Activation | None:

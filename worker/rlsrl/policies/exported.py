@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.data.specs import ArraySpec
+from rlsrl.data.specs import ActionPart, ArraySpec, PartKind
 
 MASKED_LOGIT = -1e9
 """The logit of an illegal action: beside any other its probability is exactly 0, and its entropy is not NaN."""
@@ -63,6 +63,11 @@ class CategoricalHead:
     """Path of the observation array [num_actions] that is 0 for illegal choices; None: all choices are legal."""
 
     @property
+    def parts(self) -> tuple[ActionPart, ...]:
+        """The action's one part."""
+        return (ActionPart(kind="categorical", num_outputs=self.num_actions),)
+
+    @property
     def num_outputs(self) -> int:
         """Outputs the last layer must have."""
         return self.num_actions
@@ -89,6 +94,11 @@ class GaussianHead:
         """None: a vector has no illegal choices."""
 
     @property
+    def parts(self) -> tuple[ActionPart, ...]:
+        """The action's one part."""
+        return (ActionPart(kind="gaussian", num_outputs=self.num_dimensions),)
+
+    @property
     def num_outputs(self) -> int:
         """Outputs the last layer must have."""
         return self.num_dimensions
@@ -104,8 +114,39 @@ class GaussianHead:
         return slice(self.log_std_offset, self.log_std_offset + self.num_dimensions)
 
 
-Head = CategoricalHead | GaussianHead
-HEADS: Mapping[str, type[Head]] = {"categorical": CategoricalHead, "gaussian": GaussianHead}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointHead:
+    """The last layer's outputs are the logits and means of several parts, one part after the other.
+
+    The logarithms of the deviations of all means follow each other in the flat vector, the same for all observations.
+    """
+
+    kind: Literal["joint"] = "joint"
+    parts: tuple[ActionPart, ...]
+    log_std_offset: int = 0
+    """Place of the first deviation in the flat vector; without means it is not used."""
+    mask: str | None = None
+    """Path of the observation array [num_outputs] that is 0 for illegal choices; None: all choices are legal, or a part
+    is not categorical."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs the last layer must have."""
+        return sum(part.num_outputs for part in self.parts)
+
+    @property
+    def distribution_size(self) -> int:
+        """Parameters of the distribution: those of its parts, one part after the other."""
+        return sum(part.num_parameters for part in self.parts)
+
+    @property
+    def log_std(self) -> slice:
+        """The slice of the flat vector that holds the logarithms of the deviations."""
+        return slice(self.log_std_offset, self.log_std_offset + sum(part.num_deviations for part in self.parts))
+
+
+Head = CategoricalHead | GaussianHead | JointHead
+HEADS: Mapping[str, type[Head]] = {"categorical": CategoricalHead, "gaussian": GaussianHead, "joint": JointHead}
 """Heads by kind."""
 
 
@@ -139,10 +180,10 @@ class ExportedActor:
             size = layer.out_size
         if not self.layers or size != self.head.num_outputs:
             raise ValueError(f"the layers give {size} outputs; the {self.head.kind} head takes {self.head.num_outputs}")
-        if isinstance(self.head, GaussianHead) and not 0 <= self.head.log_std.start <= self.head.log_std.stop <= (
-            self.num_parameters
-        ):
-            raise ValueError(f"the gaussian head reads outside the {self.num_parameters} parameters")
+        if isinstance(self.head, GaussianHead | JointHead):
+            log_std = self.head.log_std
+            if not 0 <= log_std.start <= log_std.stop <= self.num_parameters:
+                raise ValueError(f"the {self.head.kind} head reads outside the {self.num_parameters} parameters")
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON value that ``from_json`` reads back."""
@@ -151,7 +192,7 @@ class ExportedActor:
             "num_parameters": self.num_parameters,
             "observation": [[path, spec.to_json()] for path, spec in self.observation.items()],
             "layers": [{name: getattr(layer, name) for name in DenseLayer.__slots__} for layer in self.layers],
-            "head": {name: getattr(self.head, name) for name in self.head.__slots__},
+            "head": _head_to_json(self.head),
         }
 
     @classmethod
@@ -161,13 +202,29 @@ class ExportedActor:
         Raises:
             KeyError, TypeError, ValueError: the value is not an exported actor, or its layers do not fit together.
         """
-        kind = value["head"]["kind"]
-        if kind not in HEADS:
-            raise ValueError(f"head {kind!r} is not one of {[*HEADS]}")
         return cls(
             layout=str(value["layout"]),
             num_parameters=int(value["num_parameters"]),
             observation={str(path): ArraySpec.from_json(spec) for path, spec in value["observation"]},
             layers=tuple(DenseLayer(**layer) for layer in value["layers"]),
-            head=HEADS[kind](**value["head"]),
+            head=_head_from_json(value["head"]),
         )
+
+
+def _head_to_json(head: Head) -> dict[str, Any]:
+    fields = {name: getattr(head, name) for name in head.__slots__}
+    if isinstance(head, JointHead):
+        fields["parts"] = [[part.kind, part.num_outputs] for part in head.parts]
+    return fields
+
+
+def _head_from_json(value: Mapping[str, Any]) -> Head:
+    kind = value["kind"]
+    if kind not in HEADS:
+        raise ValueError(f"head {kind!r} is not one of {[*HEADS]}")
+    if kind != "joint":
+        return HEADS[kind](**value)
+    for part, _ in value["parts"]:
+        if part not in get_args(PartKind):
+            raise ValueError(f"part {part!r} is not one of {[*get_args(PartKind)]}")
+    return JointHead(**{**value, "parts": tuple(ActionPart(kind=part, num_outputs=n) for part, n in value["parts"])})

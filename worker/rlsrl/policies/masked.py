@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from rlsrl.policies.exported import MASKED_LOGIT, CategoricalHead, ExportedActor
+from rlsrl.policies.exported import MASKED_LOGIT, ExportedActor, GaussianHead
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.networks import ExportableNetwork, Observation, PreferredLayoutNetwork
 
@@ -24,7 +24,7 @@ class MaskedActorCritic(nn.Module):
     """
 
     def __init__(self, network: nn.Module, mask: str) -> None:
-        """``mask`` is the path of the mask, [N, num_actions]. ``network`` does not get that array."""
+        """``mask`` is the path of the mask, [N, num_outputs]. ``network`` does not get that array."""
         super().__init__()
         self.network = network
         self._mask = mask
@@ -51,5 +51,6 @@ class MaskedActorCritic(nn.Module):
         exported = self.network.export_actor(layout.below("network"))
         if exported is None:
             return None
-        head = CategoricalHead(num_actions=exported.head.num_outputs, mask=self._mask)
-        return replace(exported, layout=layout.digest, head=head)
+        if isinstance(exported.head, GaussianHead):
+            raise ValueError(f"means have no mask, and {self._mask!r} is one")
+        return replace(exported, layout=layout.digest, head=replace(exported.head, mask=self._mask))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from rlsrl.data.specs import ArraySpec, EnvSpec
+from rlsrl.policies.distributions import constant_deviations, with_deviations
 from rlsrl.policies.export import export_dense
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.flat import FlatLayout
@@ -33,7 +34,8 @@ class ActorCritic(Protocol):
         """Return distribution parameters [N, A] and values [N].
 
         Discrete actions: the logits of the A choices. Continuous actions, vectors of A / 2: the means, then the
-        logarithms of the standard deviations. Observations have the environment's dtype, or float32 if they are
+        logarithms of the standard deviations. Joint actions: the parameters of each of ``env_spec.action.parts``, one
+        part after the other. Observations have the environment's dtype, or float32 if they are
         normalised. Categories (``ArraySpec.categories``) come as integers; ``FlattenObservation`` makes them one-hot.
         The function is pure: it keeps nothing between calls and draws nothing.
 
@@ -86,7 +88,7 @@ ACTIVATION_MODULES = {"tanh": Tanh, "relu": nn.ReLU}
 
 
 class MlpActorCritic(nn.Module):
-    """Two towers of dense layers over the flattened observation: logits or means of actions, and the value.
+    """Two towers of dense layers over the flattened observation: logits and means of actions, and the value.
 
     Orthogonal weights (gain sqrt(2); 0.01 before the logits or means, 1 before the value) and zero biases, as in PPO's
     reference implementations. The deviations of continuous actions are parameters that do not depend on the
@@ -104,26 +106,22 @@ class MlpActorCritic(nn.Module):
         self._specs = dict(env_spec.observation)
         self.flatten = FlattenObservation(self._specs)
         sizes = [self.flatten.num_features, *hidden_sizes]
-        num_dimensions = math.prod(env_spec.action.array.shape)
-        is_discrete = env_spec.action.kind == "discrete"
-        num_outputs = env_spec.action.num_actions if is_discrete else num_dimensions
-        self.actor = _tower(sizes, num_outputs, activation, head_gain=0.01)
-        self.log_std = None if is_discrete else nn.Parameter(torch.zeros(num_dimensions))
+        self._action = env_spec.action
+        self.actor = _tower(sizes, self._action.num_outputs, activation, head_gain=0.01)
+        self.log_std = constant_deviations(self._action)
         self.critic = _tower(sizes, 1, activation, head_gain=1.0)
 
     @override
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Return distribution parameters [N, A] and values [N]."""
         features = self.flatten(observation)
-        outputs: Tensor = self.actor(features)
-        if self.log_std is not None:
-            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
-        return outputs, self.critic(features).squeeze(-1)
+        distribution = with_deviations(self._action.parts, self.actor(features), self.log_std)
+        return distribution, self.critic(features).squeeze(-1)
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor:
         """Return the actor tower in its exported form."""
         log_std = None if self.log_std is None else "log_std"
-        return export_dense(self.actor, "actor", layout, self._specs, log_std=log_std)
+        return export_dense(self.actor, "actor", layout, self._specs, log_std=log_std, action=self._action)
 
 
 class FlattenObservation(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from rlsrl.policies.exported import (
     ExportedActor,
     Floats,
     GaussianHead,
+    Head,
+    JointHead,
     LayoutMismatch,
 )
 from rlsrl.policies.normalization import Standardization
@@ -46,7 +49,7 @@ class DenseWeights:
         """[W, b] of each layer, [out_size, in_size + 1]. ``load`` refills these arrays in place."""
         head = exported.head
         self.log_std: Floats = np.zeros((head.distribution_size - head.num_outputs, 1), np.float32)
-        """Of a Gaussian head, [A, 1]. ``load`` refills it in place."""
+        """Of all means, [D, 1]. ``load`` refills it in place."""
         self.standardizations: Sequence[Standardization | None] = [None] * len(exported.observation)
         """For each observation [features, N]; None: it is not normalised."""
 
@@ -66,7 +69,7 @@ class DenseWeights:
             begin, size = layer.weight_offset, layer.out_size * layer.in_size
             weight[:, :-1] = vector[begin : begin + size].reshape(layer.out_size, layer.in_size)
             weight[:, -1] = vector[layer.bias_offset : layer.bias_offset + layer.out_size]
-        if isinstance(exported.head, GaussianHead):
+        if isinstance(exported.head, GaussianHead | JointHead):
             self.log_std[:, 0] = vector[exported.head.log_std]
         found = [Standardization.of(parameters.statistics, path) for path in exported.observation]
         self.standardizations = [each and each.as_column() for each in found]
@@ -97,6 +100,7 @@ class DenseStack:
         self._hidden = hidden
         self._num_outputs = exported.head.num_outputs
         self._log_std = weights.log_std
+        self._scatter = _scatter_of(exported.head, num_lanes)
 
     def forward(self, observation: Sequence[NDArray[Any]], out: Floats, mask: NDArray[Any] | None = None) -> None:
         """Write the parameters of the action distribution, [A, N], for observations [entries, N] by path in order.
@@ -118,13 +122,42 @@ class DenseStack:
             if activate is not None:
                 activate(outputs, out=outputs)
         weight, inputs, _, activate = self._last
-        outputs = out[: self._num_outputs]
+        scatter = self._scatter
+        outputs = out[: self._num_outputs] if scatter is None else scatter.outputs
         product(weight, inputs, out=outputs)
         if activate is not None:
             activate(outputs, out=outputs)
-        out[self._num_outputs :] = self._log_std
+        if scatter is None:
+            out[self._num_outputs :] = self._log_std
+        else:
+            out[scatter.output_rows] = outputs
+            out[scatter.deviation_rows] = self._log_std
         if mask is not None:
             np.copyto(out, MASKED_LOGIT, where=mask == 0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Scatter:
+    """Where the outputs and deviations of a joint head stand among its distribution parameters [A, N]."""
+
+    outputs: Floats
+    """Receives the last layer's product, [num_outputs, N]."""
+    output_rows: NDArray[np.int64]
+    deviation_rows: NDArray[np.int64]
+
+
+def _scatter_of(head: Head, num_lanes: int) -> _Scatter | None:
+    """Return the places for a head whose deviations stand between outputs, or None if outputs come first."""
+    is_output = np.concatenate([
+        np.repeat([True, False], [part.num_outputs, part.num_deviations]) for part in head.parts
+    ])  # fmt: skip
+    if is_output[: head.num_outputs].all():
+        return None
+    return _Scatter(
+        outputs=np.empty((head.num_outputs, num_lanes), np.float32),
+        output_rows=np.flatnonzero(is_output),
+        deviation_rows=np.flatnonzero(~is_output),
+    )
 
 
 class NumpyPolicy(Policy):
@@ -212,8 +245,9 @@ class NumpyActor(NumpyLane, LocalActor):
         """
         self._weights = DenseWeights(exported)
         head = exported.head
+        is_joint = head.kind == "joint"
         sampler = make_sampler(
-            head.kind, head.num_outputs, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy
+            head.parts, is_joint=is_joint, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy
         )
         super().__init__(DenseStack(self._weights, num_lanes), exported, sampler)
 

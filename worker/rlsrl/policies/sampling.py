@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from rlsrl.data.specs import ActionSpec
+from rlsrl.data.specs import ActionPart, ActionSpec, PartKind
 
 Floats = NDArray[np.float32]
 
-DistributionKind = Literal["categorical", "gaussian"]
-
 SMALLEST = np.finfo(np.float32).tiny
-"""Lower bound of exponential draws: a draw can be exactly 0, and its logarithm must be finite."""
+"""Lower bound of draws: a draw can be exactly 0, and its logarithm must be finite."""
 HALF_LOG_TWO_PI = np.float32(0.5 * math.log(2.0 * math.pi))
 
 
@@ -65,14 +65,25 @@ class Sampler(ABC):
         return type(self)(self._noise[:, :, lane : lane + 1], None)
 
 
-class CategoricalSampler(Sampler):
-    """Draws from softmax(logits) as argmax(logits + Gumbel noise): the Gumbel-max trick."""
+class PartSampler(Sampler):
+    """A sampler of one part of an action."""
 
-    def __init__(self, noise: Floats, rng: np.random.Generator | None) -> None:
-        """``noise`` is [T, A, N]."""
+    PARAMETERS_PER_OUTPUT = 1
+
+    def __init__(self, noise: Floats, rng: np.random.Generator | None, parameters: Floats | None = None) -> None:
+        """``parameters`` is the part's slice of a joint action's parameters, [T, P, N]; None: an array of its own."""
         super().__init__(noise, rng)
-        self.parameters: Floats = np.zeros(noise.shape, np.float32)
-        """Logits, [T, A, N]."""
+        num_steps, size, num_lanes = noise.shape
+        shape = num_steps, size * self.PARAMETERS_PER_OUTPUT, num_lanes
+        self.parameters = np.zeros(shape, np.float32) if parameters is None else parameters
+
+
+class CategoricalSampler(PartSampler):
+    """Draws from softmax(logits) as argmax(logits + Gumbel noise): the Gumbel-max trick. Parameters are the logits."""
+
+    def __init__(self, noise: Floats, rng: np.random.Generator | None, parameters: Floats | None = None) -> None:
+        """``noise`` is [T, A, N]."""
+        super().__init__(noise, rng, parameters)
         self._steps = list(zip(self.parameters, noise, strict=True))
         self._perturbed: Floats = np.empty(noise.shape[1:], np.float32)
 
@@ -97,15 +108,45 @@ class CategoricalSampler(Sampler):
         np.subtract(chosen, np.log(np.exp(shifted).sum(axis=1)), out=out)
 
 
-class GaussianSampler(Sampler):
-    """Draws from N(mean, diag(std^2)) as mean + std * standard normal noise. The most probable action is the mean."""
+class BernoulliSampler(PartSampler):
+    """Draws each flag as logit + logistic noise > 0, which is true with probability sigmoid(logit)."""
 
-    def __init__(self, noise: Floats, rng: np.random.Generator | None) -> None:
+    def __init__(self, noise: Floats, rng: np.random.Generator | None, parameters: Floats | None = None) -> None:
         """``noise`` is [T, D, N]."""
-        super().__init__(noise, rng)
-        num_steps, size, num_lanes = noise.shape
-        self.parameters: Floats = np.zeros((num_steps, 2 * size, num_lanes), np.float32)
-        """Means, then logarithms of the standard deviations, [T, 2D, N]."""
+        super().__init__(noise, rng, parameters)
+        self._steps = list(zip(self.parameters, noise, strict=True))
+        self._perturbed: Floats = np.empty(noise.shape[1:], np.float32)
+
+    @override
+    def _draw(self, rng: np.random.Generator) -> None:
+        noise = self._noise
+        rng.random(out=noise, dtype=np.float32)
+        np.maximum(noise, SMALLEST, out=noise)
+        np.subtract(np.log(noise), np.log1p(-noise), out=noise)
+
+    @override
+    def choose(self, step: int, out: NDArray[Any]) -> None:
+        logits, noise = self._steps[step]
+        np.greater(np.add(logits, noise, out=self._perturbed), 0.0, out=out.T)
+
+    @override
+    def log_probs(self, actions: NDArray[Any], out: Floats) -> None:
+        signs = np.where(actions.transpose(0, 2, 1) != 0, np.float32(1.0), np.float32(-1.0))
+        np.negative(np.logaddexp(np.float32(0.0), -signs * self.parameters).sum(axis=1), out=out)
+
+
+class GaussianSampler(PartSampler):
+    """Draws from N(mean, diag(std^2)) as mean + std * standard normal noise. The most probable action is the mean.
+
+    Parameters are the means, then the logarithms of the standard deviations.
+    """
+
+    PARAMETERS_PER_OUTPUT = 2
+
+    def __init__(self, noise: Floats, rng: np.random.Generator | None, parameters: Floats | None = None) -> None:
+        """``noise`` is [T, D, N]."""
+        super().__init__(noise, rng, parameters)
+        _, size, num_lanes = noise.shape
         self._mean, self._log_std = self.parameters[:, :size], self.parameters[:, size:]
         self._steps = list(zip(self._mean, self._log_std, noise, strict=True))
         self._deviation: Floats = np.empty((size, num_lanes), np.float32)
@@ -128,24 +169,89 @@ class GaussianSampler(Sampler):
         np.sum(-0.5 * np.square(deviation) - self._log_std - HALF_LOG_TWO_PI, axis=1, out=out)
 
 
-SAMPLERS: dict[DistributionKind, type[Sampler]] = {"categorical": CategoricalSampler, "gaussian": GaussianSampler}
-"""Samplers by kind of distribution."""
+SAMPLERS: Mapping[PartKind, type[PartSampler]] = {
+    "categorical": CategoricalSampler,
+    "bernoulli": BernoulliSampler,
+    "gaussian": GaussianSampler,
+}
+"""Samplers by kind of part."""
+
+
+class JointSampler(Sampler):
+    """Draws each part of an action by a sampler of its own, one part after the other. Parts are independent."""
+
+    def __init__(self, parts: Sequence[ActionPart], noises: Sequence[Floats], rng: np.random.Generator | None) -> None:
+        """``noises`` has the noise of each part, [T, num_outputs, N]."""
+        super().__init__(noises[0], rng)
+        num_steps, _, num_lanes = noises[0].shape
+        ends = [0, *accumulate(part.num_parameters for part in parts)]
+        self.parameters = np.zeros((num_steps, ends[-1], num_lanes), np.float32)
+        self._parts = tuple(parts)
+        self._noises = tuple(noises)
+        self._samplers = [
+            SAMPLERS[part.kind](noise, rng, self.parameters[:, begin:end])
+            for part, noise, (begin, end) in zip(parts, noises, pairwise(ends), strict=True)
+        ]
+        entries = pairwise([0, *accumulate(part.num_entries for part in parts)])
+        self._places = [
+            begin if part.kind == "categorical" else slice(begin, end)
+            for part, (begin, end) in zip(parts, entries, strict=True)
+        ]
+        """The entries of each part in the action's array: one place for a choice."""
+        self._choice: NDArray[np.int64] = np.zeros(num_lanes, np.int64)
+
+    @override
+    def _draw(self, rng: np.random.Generator) -> None:
+        for sampler in self._samplers:
+            sampler.begin()
+
+    @override
+    def choose(self, step: int, out: NDArray[Any]) -> None:
+        for sampler, place in zip(self._samplers, self._places, strict=True):
+            if isinstance(place, slice):
+                sampler.choose(step, out[:, place])
+            else:
+                sampler.choose(step, self._choice)
+                out[:, place] = self._choice
+
+    @override
+    def log_probs(self, actions: NDArray[Any], out: Floats) -> None:
+        of_part = np.empty_like(out)
+        out.fill(0.0)
+        for sampler, place in zip(self._samplers, self._places, strict=True):
+            entries = actions[..., place]
+            sampler.log_probs(entries if isinstance(place, slice) else entries.astype(np.int64), of_part)
+            out += of_part
+
+    @override
+    def of_lane(self, lane: int) -> Sampler:
+        return JointSampler(self._parts, [noise[:, :, lane : lane + 1] for noise in self._noises], None)
 
 
 def make_sampler(
-    kind: DistributionKind, size: int, *, num_steps: int, num_lanes: int, rng: np.random.Generator, greedy: bool
+    parts: Sequence[ActionPart],
+    *,
+    is_joint: bool,
+    num_steps: int,
+    num_lanes: int,
+    rng: np.random.Generator,
+    greedy: bool,
 ) -> Sampler:
-    """Return the sampler of a kind of distribution with ``size`` choices or entries.
+    """Return the sampler of actions with those parts.
 
+    ``is_joint``: actions are vectors, [N, entries], also with one part.
     ``greedy``: take the most probable action. Nothing is drawn from ``rng`` then.
     """
-    return SAMPLERS[kind](np.zeros((num_steps, size, num_lanes), np.float32), None if greedy else rng)
+    noises = [np.zeros((num_steps, part.num_outputs, num_lanes), np.float32) for part in parts]
+    drawn_from = None if greedy else rng
+    return JointSampler(parts, noises, drawn_from) if is_joint else SAMPLERS[parts[0].kind](noises[0], drawn_from)
 
 
 def sampler_for(
     action: ActionSpec, *, num_steps: int, num_lanes: int, rng: np.random.Generator, greedy: bool
 ) -> Sampler:
     """Return the sampler of such actions."""
-    kind: DistributionKind = "categorical" if action.kind == "discrete" else "gaussian"
-    size = action.num_actions if action.kind == "discrete" else math.prod(action.array.shape)
-    return make_sampler(kind, size, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy)
+    is_joint = action.kind == "joint"
+    return make_sampler(
+        action.parts, is_joint=is_joint, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy
+    )

@@ -16,6 +16,7 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import Policy
 from rlsrl.policies.device import all_to_device, assign, to_host
+from rlsrl.policies.export import ExportMismatch
 from rlsrl.policies.exported import ExportedActor, LayoutMismatch
 from rlsrl.policies.functional import PureNetwork
 from rlsrl.policies.networks import ActingNetwork, ExportableNetwork, Observation
@@ -81,8 +82,14 @@ class TorchPolicy(Policy):
 
     @override
     def export(self) -> ExportedActor | None:
-        network = self._network
-        return network.export_actor(self.layout) if isinstance(network, ExportableNetwork) else None
+        network, parts = self._network, self.env_spec.action.parts
+        exported = network.export_actor(self.layout) if isinstance(network, ExportableNetwork) else None
+        if exported is not None and exported.head.parts != parts:
+            raise ExportMismatch(
+                f"the exported actor chooses {exported.head.parts}; the environment's actions are {parts}. Pass "
+                "action=env_spec.action to export_dense()"
+            )
+        return exported
 
 
 def _distribution_function(network: nn.Module) -> Callable[[Observation], Tensor]:

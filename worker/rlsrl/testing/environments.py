@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 import numpy as np
@@ -194,3 +195,78 @@ class MaskedEnv(gymnasium.Env[Any, np.int64]):
 
     def _info(self) -> dict[str, Any]:
         return {"action_mask": self.legal.copy()} if self._in_info else {}
+
+
+class EchoEnv(gymnasium.Env[Any, Any]):
+    """Pays for the action that equals the observation: each observation is a random action. An episode has 8 steps.
+
+    The reward is the mean over the action's parts: the share of equal integers, or for a box 1 - |difference| / width.
+    With ``masked``, ``info`` has masks of a MultiDiscrete, and an illegal action raises an error.
+    """
+
+    LENGTH = 8
+    SPACES: ClassVar[dict[str, spaces.Space[Any]]] = {
+        "choices": spaces.MultiDiscrete([3, 4], start=[0, -1]),
+        "flags": spaces.MultiBinary(3),
+        "parts": spaces.Tuple((
+            spaces.Discrete(3, start=1),
+            spaces.Tuple((spaces.Box(-1.0, 3.0, (2,), np.float64), spaces.MultiBinary(2))),
+        )),
+    }  # fmt: skip
+
+    def __init__(self, kind: str = "choices", *, masked: bool = False) -> None:
+        """``kind`` is a key of ``SPACES``."""
+        self.action_space = copy.deepcopy(self.SPACES[kind])
+        self.observation_space = copy.deepcopy(self.SPACES[kind])
+        self._masked = masked
+        self._target: Any = None
+        self._legal: tuple[NDArray[np.int8], ...] = ()
+        self._taken = 0
+
+    @override
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
+        super().reset(seed=seed, options=options)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self._taken = 0
+        self._draw()
+        return self._target, self._info()
+
+    @override
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Refuse an action outside the space, and an illegal one."""
+        if not self.action_space.contains(action):
+            raise RuntimeError(f"action {action!r} is not in {self.action_space}")
+        for choice, legal in zip(self._choices(action), self._legal, strict=True):
+            if not legal[choice]:
+                raise RuntimeError(f"action {action} is illegal, legal are {self._legal}")
+        reward = float(np.mean(list(_closeness(self.action_space, action, self._target))))
+        self._taken += 1
+        self._draw()
+        return self._target, reward, self._taken == self.LENGTH, False, self._info()
+
+    def _draw(self) -> None:
+        self._target = self.observation_space.sample()
+        if self._masked:
+            sizes = self.action_space.nvec.tolist()  # type: ignore[attr-defined]  # masks are of a MultiDiscrete
+            self._legal = tuple(self.np_random.integers(0, 2, size, np.int8) for size in sizes)
+            for choice, legal in zip(self._choices(self._target), self._legal, strict=True):
+                legal[choice] = 1
+
+    def _choices(self, action: Any) -> Any:
+        """Return the action's choices from 0; nothing without masks."""
+        return action - self.action_space.start if self._masked else ()  # type: ignore[attr-defined]  # as above
+
+    def _info(self) -> dict[str, Any]:
+        return {"action_mask": self._legal} if self._masked else {}
+
+
+def _closeness(space: spaces.Space[Any], action: Any, target: Any) -> Iterator[float]:
+    if isinstance(space, spaces.Tuple):
+        for part, of_action, of_target in zip(space.spaces, action, target, strict=True):
+            yield from _closeness(part, of_action, of_target)
+    elif isinstance(space, spaces.Box):
+        yield float(1.0 - np.mean(np.abs(action - target) / (space.high - space.low)))
+    else:
+        yield float(np.mean(np.asarray(action) == target))

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsrl.data.slots import Slot, rollout_layout
-from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
+from rlsrl.data.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, PartKind
 
 
 def discrete_env_spec(num_features: int = 4, num_actions: int = 2) -> EnvSpec:
@@ -50,6 +50,20 @@ def continuous_action(num_dimensions: int) -> ActionSpec:
     return ActionSpec(kind="continuous", array=array, low=(-1.0,) * num_dimensions, high=(1.0,) * num_dimensions)
 
 
+def joint_action(*parts: tuple[PartKind, int]) -> ActionSpec:
+    """Return the spec of an action of several parts, given as (kind, number of outputs)."""
+    made = tuple(ActionPart(kind=kind, num_outputs=number) for kind, number in parts)
+    dtype = "float32" if any(part.kind == "gaussian" for part in made) else "int64"
+    array = ArraySpec(shape=(sum(part.num_entries for part in made),), dtype=dtype)
+    return ActionSpec(kind="joint", array=array, joint=made)
+
+
+CHOICES_AND_FLAGS = joint_action(("categorical", 3), ("categorical", 4), ("bernoulli", 2))
+"""Actions of a ``Tuple((MultiDiscrete([3, 4]), MultiBinary(2)))``: vectors of integers."""
+MIXED = joint_action(("gaussian", 2), ("categorical", 3), ("bernoulli", 2), ("gaussian", 1))
+"""Actions of a ``Tuple`` with two boxes of floats: deviations stand between outputs."""
+
+
 def empty_slot(env_spec: EnvSpec, *, num_steps: int, num_lanes: int) -> Slot:
     """Return a slot of zeros with its own memory."""
     layout = rollout_layout(env_spec, num_steps=num_steps, num_lanes=num_lanes)
@@ -71,16 +85,26 @@ def random_slot(
             array[...] = rng.standard_normal(array.shape)
         else:
             array[...] = rng.integers(0, 2, array.shape)
-    arrays["action"][...] = _random_actions(env_spec.action, arrays["action"].shape, rng)
+    arrays["action"][...] = random_actions(env_spec.action, arrays["action"].shape, rng)
     arrays["behavior_log_prob"][...] = np.log(rng.uniform(0.2, 0.8, shape))
     arrays["reward"][...] = rng.standard_normal(shape)
     fill_ends(slot, rng=rng, end_probability=end_probability)
     return slot
 
 
-def _random_actions(action: ActionSpec, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
-    """Return random actions; continuous ones may exceed the bounds, as a policy's do."""
-    return rng.integers(0, action.num_actions, shape) if action.kind == "discrete" else rng.standard_normal(shape)
+def random_actions(action: ActionSpec, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
+    """Return random actions; floats may exceed the bounds, as a policy's do."""
+    if action.kind == "discrete":
+        return rng.integers(0, action.num_actions, shape)
+    leading = shape[:-1]
+    parts: list[NDArray[Any]] = []
+    for part in action.parts:
+        if part.kind == "gaussian":
+            parts.append(rng.standard_normal((*leading, part.num_entries)))
+        else:
+            num_values = part.num_outputs if part.kind == "categorical" else 2
+            parts.append(rng.integers(0, num_values, (*leading, part.num_entries)))
+    return np.concatenate(parts, axis=-1)
 
 
 def fill_ends(slot: Slot, *, rng: np.random.Generator, end_probability: float) -> None:

@@ -49,9 +49,10 @@ class Environment(Model):
     """Number of last observations that make one, along a new first axis: ``[84, 84]`` becomes ``[4, 84, 84]``. Stacks
     are stored and sent whole, so each frame is stored and sent that many times."""
     action_mask: Name | None = None
-    """The key under which the environment reports its legal discrete actions: an array with one entry an action, 0 for
-    an illegal one. The key is looked up in a Dict observation, else in the ``info`` of each reset and step. Illegal
-    actions have probability 0 in acting, training and evaluation. The mask is no input of the network."""
+    """The key under which the environment reports its legal Discrete or MultiDiscrete actions: an array with one entry
+    a choice, 0 for an illegal one. A MultiDiscrete has the choices of its entries one after the other. The key is
+    looked up in a Dict observation, else in the ``info`` of each reset and step. Illegal choices have probability 0 in
+    acting, training and evaluation. The mask is no input of the network."""
 
     @property
     def around_registered(self) -> tuple[str, ...]:

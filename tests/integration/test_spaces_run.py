@@ -1,0 +1,50 @@
+"""Actions of several parts and observations of categories in real runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlsrl.testing.live_runs import Desk
+
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {{name: live}}
+spec:
+  seed: 1
+  environment:
+    factory: rlsrl.testing.environments:EchoEnv
+    kwargs: {{kind: {kind}, masked: {masked}}}
+    {mask}
+  algorithm: {{ppo: {{learningRate: 3e-3, minibatchSize: 128, epochs: 4, discount: 0.5}}}}
+  actors: {{environments: 8, rolloutLength: 64}}
+  {more}
+  stop: {{returnMean: {goal}, envSteps: 150000}}
+"""
+CASES = [
+    pytest.param("choices", False, "", 7.5, id="choices"),
+    pytest.param("choices", True, "policyWorkers: {replicas: 1}", 7.5, id="masked choices, policy worker"),
+    pytest.param("flags", False, "", 7.5, id="flags"),
+    pytest.param("parts", False, "", 7.0, id="parts"),
+    pytest.param("parts", False, "policyWorkers: {replicas: 1}", 7.0, id="parts, policy worker"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "masked", "more", "goal"), CASES)
+def test_a_run_learns_to_repeat_each_part_of_its_observation(
+    tmp_path: Path, kind: str, masked: bool, more: str, goal: float
+) -> None:
+    mask = "actionMask: action_mask" if masked else ""
+    desk = Desk(tmp_path, EXPERIMENT.format(kind=kind, masked=str(masked).lower(), mask=mask, more=more, goal=goal))
+    with desk.begin() as run:
+        assert run.wait() == 0, run.output
+    summary = desk.facts().json("summary.json")
+    assert (summary["reason"], summary["restarts"]) == ("returnMean", {}), "the environment refuses illegal actions"
+    assert summary["ledger"]["balanced"]
+    played = desk.call("eval", "runs/live", "--episodes", "16", "--environments", "4", "--json")
+    assert played.returncode == 0, played.stderr
+    assert json.loads(played.stdout)["return_mean"] >= goal
