@@ -395,6 +395,16 @@ def test_the_display_shows_running_and_waiting_processes(stage: Stage) -> None:
     assert all((state.pid is None) == (state.state in ("restarting", "ended")) for state in states)
 
 
+def test_the_last_state_is_shown(stage: Stage) -> None:
+    """Also by a display that refreshes once a minute: the first state is the start, and the last one the end."""
+    stage.display.interval_seconds = 3600.0
+    stage.script("trainer", FINISH)
+
+    assert stage.controller().run() == Finished()
+
+    assert [[process.state for process in shown] for shown in stage.display.shown] == [["running"], ["ended"]]
+
+
 def test_an_error_in_the_controller_leaves_no_process(stage: Stage) -> None:
     class BrokenJournal(MemoryJournal):
         def count_restart(self, role: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -34,16 +35,19 @@ def viewer() -> Viewer:
 
 def test_output_without_a_terminal_is_plain_lines() -> None:
     output = io.StringIO()
-    display = open_display(viewer(), output)
+    noon = datetime(2026, 1, 2, 12, 30, tzinfo=UTC)
+    display = LineDisplay(viewer(), output, now=lambda: noon)
     display.show(PROCESSES)
     display.note("actor-0 was killed")
     display.show(PROCESSES)
     display.close()
     lines = output.getvalue().splitlines()
-    assert isinstance(display, LineDisplay)
-    assert lines[0].startswith("    1.0 s | return - | env steps 50 of 100 | ")
-    assert lines[1] == "actor-0 was killed"
-    assert lines[2].startswith("    2.0 s")
+    assert isinstance(open_display(viewer(), output), LineDisplay)
+    assert {line[:26] for line in lines} == {"2026-01-02T12:30:00+00:00 "}
+    assert lines[0][26:].startswith("    1.0 s | return - | env steps 50 of 100 | ")
+    assert lines[1][26:] == "actor-0 was killed"
+    assert lines[2][26:].startswith("    2.0 s")
+    assert display.interval_seconds == 60.0
     assert "\x1b" not in output.getvalue()
 
 

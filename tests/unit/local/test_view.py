@@ -110,7 +110,18 @@ def test_a_worker_without_a_report_at_the_end_is_ending() -> None:
 
 def test_a_silent_worker_is_marked() -> None:
     status = {**STATUS, "roles": {"trainer": [{"pid": 11, "state": "running", "stale": True}]}}
-    assert [row.state for row in rows(replace(VIEW, status=status))][1] == "silent"
+    assert [row.state for row in rows(replace(VIEW, status=status))][1] == "no answer"
+
+
+@pytest.mark.parametrize("is_gang", [False, True])
+def test_a_living_process_whose_lease_has_expired_does_not_answer(is_gang: bool) -> None:
+    """As a trainer after SIGSTOP. A gang's launcher has another pid than rank 0."""
+    trainer = replace(process("trainer", 0, 99 if is_gang else 11), is_gang=is_gang)
+    status = {"roles": {"trainer": []}, "gone": [{"role": "trainer", "index": 0, "pid": 11, "age_seconds": 34.2}]}
+    view = replace(VIEW, processes=(trainer,), status=STATUS | status, status_age_seconds=0.5)
+    assert rows(view)[0].state == "no answer for 35 s"
+    assert "trainer-0 no answer for 35 s" in line(view)
+    assert rows(replace(view, processes=(process("trainer", 0, 12),)))[0].state == "starting", "a new process"
 
 
 def test_an_old_status_is_marked_and_still_shown() -> None:
@@ -185,6 +196,7 @@ def test_the_view_contains_all_parts() -> None:
         {},
         {"roles": None, "totals": []},
         {"roles": {"evaluator": 3}},
+        {"gone": [3, {"pid": None}, {"pid": 12, "age_seconds": "x"}]},
         {"roles": {"evaluator": [None, {"stats": {"step": "x", "return_mean": None}}]}},
         {"roles": {"trainer": 3, "actor": [None, {"pid": "x"}, {"pid": 12, "stats": [], "version": 7}]}},
         {"totals": {"return_mean": "high", "env_steps": None, "version": None}, "phase": None},

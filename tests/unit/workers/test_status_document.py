@@ -112,6 +112,12 @@ def test_a_worker_is_stale_after_three_heartbeats_of_silence(now: float, stale: 
     assert document["roles"]["actor"][0]["stale"] is stale
 
 
+def test_a_worker_without_a_lease_is_listed_with_its_last_sign() -> None:
+    document = build_status(EXPERIMENT, [member("trainer", heard_at=100.0, present=False)], NO_PAGES, now=103.5)
+    assert document["roles"]["trainer"] == []
+    assert document["gone"] == [{"role": "trainer", "index": 0, "pid": 41, "age_seconds": 3.5}]
+
+
 def test_the_document_is_json_whatever_a_worker_reports() -> None:
     stats = {"return_mean": math.nan, "env_steps": math.inf, "train_steps": 1.0}
     document = build_status(EXPERIMENT, [member("trainer", stats=stats)], NO_PAGES, now=0.0)

@@ -224,6 +224,7 @@ class LocalController:
                     for number in range(plan.replicas):
                         self._start(plan, number)
                 outcome = self._supervise()
+                self._display.show(self._states())  # the last state
                 self._end(finished=isinstance(outcome, Finished))
             finally:
                 self._kill()

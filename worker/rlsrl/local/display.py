@@ -1,4 +1,4 @@
-"""Shows a run's progress: a live view on a terminal, one plain line every two seconds elsewhere.
+"""Shows a run's progress: a live view on a terminal, one plain line a minute elsewhere.
 
 A broken output (a closed terminal, a full disk) ends the display and never the run.
 """
@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -22,7 +23,7 @@ StatusSource = Callable[[], tuple[Mapping[str, Any] | None, float]]
 """Returns the newest status (None before the first) and its age in seconds."""
 
 TERMINAL_INTERVAL_SECONDS = 0.5
-LINE_INTERVAL_SECONDS = 2.0
+LINE_INTERVAL_SECONDS = 60.0
 
 
 class Viewer:
@@ -50,21 +51,24 @@ class Viewer:
 
 
 class LineDisplay:
-    """Plain lines, for files, pipes and logs."""
+    """Plain lines with the time, for files, pipes and logs."""
 
     interval_seconds = LINE_INTERVAL_SECONDS
 
-    def __init__(self, viewer: Viewer, output: TextIO) -> None:
+    def __init__(
+        self, viewer: Viewer, output: TextIO, *, now: Callable[[], datetime] = lambda: datetime.now().astimezone()
+    ) -> None:
         self._viewer = viewer
         self._output = output
+        self._now = now
 
     def show(self, processes: Sequence[ProcessState]) -> None:
         """Print the view in one line."""
         self.note(line(self._viewer.view(processes)))
 
     def note(self, text: str) -> None:
-        """Print the text."""
-        self._output.write(f"{text}\n")
+        """Print the text after the time."""
+        self._output.write(f"{self._now().isoformat(timespec='seconds')} {text}\n")
         self._output.flush()
 
     def close(self) -> None:

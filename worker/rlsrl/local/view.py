@@ -24,6 +24,7 @@ from rlsrl.local.worker_report import (
     counted,
     mapping,
     number,
+    objects,
     reports_of,
     shown,
     state,
@@ -36,6 +37,9 @@ STALE_SECONDS = 5.0
 
 MAX_ROWS_A_ROLE = 8
 """Rows of a role. Further processes share one row that counts them."""
+
+SILENT = "no answer"
+"""The state of a living process whose heartbeats have stopped."""
 
 SHOWN_STATS = 3
 """Number of a worker's statistics in its row."""
@@ -207,7 +211,7 @@ def _row(process: ProcessState, view: RunView, reports: Mapping[int, Mapping[str
     shares = activity([report])
     return ProcessRow(
         name=f"{process.role}-{process.number}",
-        state=_state(process, view, reports),
+        state=_state(process, view, reports) + _since(report, view),
         busy=busy(shares),
         waits=waits(shares),
         version=str(report.get("version") or ""),
@@ -221,7 +225,13 @@ def _state(process: ProcessState, view: RunView, reports: Mapping[int, Mapping[s
     report = reports.get(process.pid) if process.pid is not None else None
     if report is None:
         return "starting" if _phase(view) != "finished" else "ending"
-    return state(report)
+    return SILENT if report.get("stale") else state(report)
+
+
+def _since(report: Mapping[str, Any], view: RunView) -> str:
+    """Return how long a silent worker has been silent, else nothing."""
+    age = number(report, "age_seconds")
+    return f" for {age + view.status_age_seconds:.0f} s" if report.get("stale") and age is not None else ""
 
 
 def _reports(view: RunView) -> dict[int, Mapping[str, Any]]:
@@ -236,9 +246,12 @@ def _reports(view: RunView) -> dict[int, Mapping[str, Any]]:
         for report in reports_of(view.status, role):
             if isinstance(pid := report.get("pid"), int):
                 reports[pid] = report
+    gone = [{**report, "stale": True} for report in objects(view.status, "gone")]
+    reports |= {pid: report for report in gone if isinstance(pid := report.get("pid"), int)}
     for process in view.processes:
-        if process.is_gang and process.pid is not None and (ranks := reports_of(view.status, process.role)):
-            reports[process.pid] = ranks[0]  # rank 0 stands for the gang
+        of_role = [*reports_of(view.status, process.role), *(each for each in gone if each.get("role") == process.role)]
+        if process.is_gang and process.pid is not None and of_role:
+            reports[process.pid] = of_role[0]  # rank 0 stands for the gang
     return reports
 
 

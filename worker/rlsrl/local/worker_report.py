@@ -23,8 +23,13 @@ def mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
 
 def reports_of(page: Mapping[str, Any] | None, role: str) -> list[Mapping[str, Any]]:
     """Return the reports of a role's workers, in the page's order."""
-    workers = mapping(page, "roles").get(role)
-    return [each for each in workers if isinstance(each, Mapping)] if isinstance(workers, list) else []
+    return objects(mapping(page, "roles"), role)
+
+
+def objects(value: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
+    """Return the objects in a member that is a list, or nothing."""
+    member = (value or {}).get(name)
+    return [each for each in member if isinstance(each, Mapping)] if isinstance(member, list) else []
 
 
 def number(values: Mapping[str, Any], name: str) -> float | None:

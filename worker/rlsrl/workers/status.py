@@ -73,8 +73,8 @@ def build_status(
 ) -> dict[str, Any]:
     """Return the status document.
 
-    ``members`` has the newest worker of each (role, index), present or gone. The document lists only present workers.
-    The phase and the totals depend on all members, and the ledger on the pages of all.
+    ``members`` has the newest worker of each (role, index), present or gone. The document's roles list only present
+    workers. The phase and the totals depend on all members, and the ledger on the pages of all.
     """
     everyone = sorted(members, key=lambda member: (member.role, member.index))
     present = [member for member in everyone if member.present]
@@ -88,6 +88,7 @@ def build_status(
             role: [_worker(member, experiment, now) for member in present if member.role == role]
             for role in sorted({member.role for member in everyone})
         },
+        "gone": [_gone(member, now) for member in everyone if not member.present],
         "endpoints": dict(experiment.endpoints),
     }
 
@@ -112,6 +113,16 @@ def _totals(members: Iterable[Member]) -> dict[str, float | str | None]:
     report = next(trainers, MemberReport())
     totals: dict[str, float | str | None] = {name: _finite(report.stats.get(name)) for name in TOTALS}
     return totals | {"version": _text(report.version)}
+
+
+def _gone(member: Member, now: float) -> dict[str, Any]:
+    """Return a worker without a lease: it left, or its heartbeats stopped."""
+    return {
+        "role": member.role,
+        "index": member.index,
+        "pid": member.pid,
+        "age_seconds": round(max(0.0, now - member.heard_at), 3),
+    }
 
 
 def _worker(member: Member, experiment: ExperimentInfo, now: float) -> dict[str, Any]:
