@@ -8,6 +8,7 @@ The n-th life of the role plays the n-th list of steps, further lives the last o
 - ``{"signal_parent": signal}``, ``{"until": signal}`` (waits for it), ``{"insist": signal}`` (signals the parent until
   this process is killed)
 - ``{"write_fifo": file}``, ``{"read_fifo": file, "bytes": n}`` (each waits for the other)
+- ``{"remove": folder}``, ``{"move": folder}`` (to another name)
 - ``{"fork": file}``: leaves a process in its group that ignores SIGTERM, its pid in the file
 - ``{"push": metadata, "terminal": reason}``: stores a version of this attempt, as a trainer does at its end
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +88,10 @@ def play(folder: Path, arguments: argparse.Namespace, step: dict) -> None:
             fifo = os.open(folder / name, os.O_RDWR)  # Also a writer itself, so that it never ends.
             while count:
                 count -= len(os.read(fifo, count))
+        case {"remove": name}:
+            shutil.rmtree(folder / name)
+        case {"move": name}:
+            (folder / name).rename(folder / "elsewhere")
         case {"fork": name}:
             code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
             child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

@@ -54,6 +54,9 @@ class MemoryJournal:
     def is_finished(self) -> bool:
         return (self._folder / "finished").exists()
 
+    def check(self) -> None:
+        """Find the records in place."""
+
 
 class MemoryDisplay:
     """Records the notes."""

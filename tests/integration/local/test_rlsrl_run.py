@@ -142,6 +142,19 @@ def test_an_interrupted_run_goes_on_with_the_next_attempt(desk: Desk) -> None:
     assert len(tokens) == 2, "each life of the controller has a token of its own"
 
 
+@pytest.mark.parametrize("step", [{"remove": "runs/toy"}, {"move": "runs/toy"}])
+def test_a_run_whose_folder_is_gone_ends_with_its_name(desk: Desk, step: dict) -> None:
+    desk.script("trainer", [step, {"until": "SIGUSR1"}])
+
+    result = desk.give()
+
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1] == (
+        f"Error: {desk.run} was removed or moved while the run trained; all its processes were killed"
+    )
+    assert not (desk.run / "controller.json").exists()
+
+
 def test_a_second_signal_reports_the_lost_training(desk: Desk) -> None:
     push = {"push": {**RESULT, "train_steps": 3}, "terminal": None}
     interrupt = {"signal_parent": "SIGINT"}

@@ -14,7 +14,7 @@ import click
 from rlsrl.api.load import SpecError, load_file
 from rlsrl.api.spec import RLExperiment
 from rlsrl.cli.errors import UserError
-from rlsrl.local.controller import Failed, Finished, Interrupted, RunOutcome
+from rlsrl.local.controller import Failed, Finished, Interrupted, RecordsLost, RunOutcome
 from rlsrl.local.display import UnbreakableOutput
 from rlsrl.local.run_folder import RUNS, RunFolder, RunFolderError
 from rlsrl.local.session import claim, draw_curve, run_life, settle
@@ -56,6 +56,8 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
         raise UserError(str(error)) from error
     except (OSError, LedgerError) as error:
         raise click.ClickException(f"the run cannot continue: {error}") from error
+    except RecordsLost as error:
+        raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:  # before the processes start, or after they have ended
         status = SIGNALLED + signal.SIGINT
     sys.exit(status)

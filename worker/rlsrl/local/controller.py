@@ -29,6 +29,9 @@ WORKER_COMMAND = (sys.executable, "-m", "rlsrl.workers")
 GANG_COMMAND = (sys.executable, "-m", "rlsrl.workers.gang_launcher")
 """Starts several trainer ranks; the controller handles them as one process."""
 
+CHECK_SECONDS = 2.0
+"""Longest time between two checks of the journal."""
+
 QUOTED_LINES = 15
 """Number of a failed process's last lines in the message."""
 
@@ -137,6 +140,10 @@ class Failed:
 RunOutcome = Finished | Interrupted | Failed
 
 
+class RecordsLost(Exception):
+    """The folder with the run's records was removed or moved: nothing can be stored. The text names it."""
+
+
 class Journal(Protocol):
     """Durable records of the controller."""
 
@@ -151,6 +158,9 @@ class Journal(Protocol):
 
     def is_finished(self) -> bool:
         """Return whether the run has its terminal record."""
+
+    def check(self) -> None:
+        """Raise ``RecordsLost`` if the records were removed or moved."""
 
 
 class Display(Protocol):
@@ -216,6 +226,7 @@ class LocalController:
 
         Raises:
             OSError: a process cannot be started.
+            RecordsLost: see ``Journal.check``.
         """
         with self._inbox, self._selector:
             self._selector.register(self._inbox, selectors.EVENT_READ)
@@ -237,10 +248,12 @@ class LocalController:
     def _supervise(self) -> RunOutcome:
         """Restart processes until the run ends; return its outcome.
 
-        Waits for ended processes, signals and due restarts; each of them wakes it.
+        Waits for ended processes, signals, due restarts and the next check of the records; each of them wakes it.
         """
         while True:
-            for child, code in self._wait(min(self._waiting.values(), default=None)):
+            ended = self._wait(min([*self._waiting.values(), self._clock() + CHECK_SECONDS]))
+            self._journal.check()
+            for child, code in ended:
                 if (outcome := self._handle_exit(child, code)) is not None:
                     return outcome
             if self._signals:
@@ -360,7 +373,7 @@ class LocalController:
         self._children.append(child)
         self._selector.register(child, selectors.EVENT_READ, child)
 
-    def _wait(self, deadline: float | None) -> list[tuple[ChildProcess, int]]:
+    def _wait(self, deadline: float) -> list[tuple[ChildProcess, int]]:
         """Wait for an event, at most until the deadline; return the processes that ended, with their exit codes.
 
         An ended process, a signal and the next refresh of the display wake it.
@@ -369,9 +382,8 @@ class LocalController:
         if now >= self._next_show:
             self._display.show(self._states())
             self._next_show = now + self._display.interval_seconds
-        wake_at = self._next_show if deadline is None else min(deadline, self._next_show)
         ended = []
-        for key, _ in self._selector.select(max(0.0, wake_at - now)):
+        for key, _ in self._selector.select(max(0.0, min(deadline, self._next_show) - now)):
             if isinstance(child := key.data, ChildProcess):
                 ended.append((child, self._reap(child)))
             else:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlsrl.api.role_configs import POLICY_NAME
+from rlsrl.local.controller import RecordsLost
 from rlsrl.local.run_record import RunRecord
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.terminal import terminal_record
@@ -73,6 +74,7 @@ class RunFolder:
         self.status = path / STATUS
         """The copy of the coordinator's last status page, for ``rlsrl top``."""
         self._clock = clock
+        self._stat = path.stat()
         self._record = read_record(path)
 
     @classmethod
@@ -173,6 +175,15 @@ class RunFolder:
     def is_finished(self) -> bool:
         """Return whether the run has its terminal record."""
         return self.terminal() is not None
+
+    def check(self) -> None:
+        """Raise ``RecordsLost`` if the folder was removed or moved; also if another one has its name now."""
+        try:
+            if os.path.samestat(self.path.stat(), self._stat):
+                return
+        except FileNotFoundError:
+            pass
+        raise RecordsLost(f"{self.path} was removed or moved while the run trained; all its processes were killed")
 
     def close(self) -> None:
         """Unlock the folder. It stays locked while a worker lives."""

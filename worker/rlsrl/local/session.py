@@ -99,6 +99,7 @@ def run_life(
     Raises:
         ConfigurationError: the parameter DB refuses the access, or this process may open too few files.
         OSError: a process or file cannot be created, or the parameter DB cannot be reached.
+        RecordsLost: the run folder was removed or moved.
     """
     resolved = resolve(experiment, local_placement(run_uid=folder.record.run_uid, run_folder=folder.path))
     require_open_files(sum(resolved.coordinator.num_workers.values()) + 1)
@@ -117,7 +118,7 @@ def run_life(
     monitor.start(interval_seconds=min(display.interval_seconds, STATUS_INTERVAL_SECONDS))
     try:
         restarts = experiment.spec.restarts
-        return LocalController(
+        outcome = LocalController(
             plans=_plans(folder, resolved),
             limits=RestartLimits(budget=restarts.budget, decay_seconds=restarts.decay_seconds),
             journal=folder,
@@ -132,7 +133,9 @@ def run_life(
     finally:
         monitor.close()
         display.close()
+        folder.check()
         folder.end_life()
+    return outcome
 
 
 def settle(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, Any]:
