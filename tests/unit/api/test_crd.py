@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
+import operator
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -117,6 +120,36 @@ def test_crd_and_loader_agree_on_generated_documents() -> None:
     rules = [rule for model in MODELS.values() for rule in model.cel_rules()]
     never = {rule.message for rule in rules} - set(broken)
     assert not never, "rules that no document broke"
+
+
+def numbers_out_of_bounds() -> list[tuple[str, int, JsonDocument]]:
+    """Return documents with one integer of a rule below its bound: its path, its value, the document."""
+    found = []
+    spec = {**minimal()["spec"], "bufferWorkers": {}, "policyWorkers": {}, "evaluators": {}}
+    spec |= {"trainers": {}, "algorithm": {"ppo": {}}, "pacing": {}}
+    for path in (
+        *("actors.environments", "actors.environmentsPerActor", "actors.replicas", "actors.ringSize"),
+        *("actors.rolloutLength", "trainers.replicas", "trainers.batchEnvironments", "trainers.gpusPerPod"),
+        *("algorithm.ppo.minibatchSize", "bufferWorkers.replicas", "evaluators.replicas", "pacing.maxPolicyLag"),
+    ):
+        for value in (0, -1):
+            document = copy.deepcopy({**minimal(), "spec": spec})
+            *sections, field = path.split(".")
+            about = functools.reduce(operator.getitem, sections, document["spec"])
+            if path == "actors.environmentsPerActor":
+                del about["environments"]
+            about[field] = value
+            found.append((path, value, document))
+    return found
+
+
+@pytest.mark.parametrize(("path", "value", "document"), numbers_out_of_bounds())
+def test_a_number_below_its_bound_breaks_no_rules_arithmetic(path: str, value: int, document: JsonDocument) -> None:
+    of_crd = faults(SCHEMA, document)
+    below = f".spec.{path}: {value} is below "
+    is_allowed = value == 0 and path in ("trainers.gpusPerPod", "pacing.maxPolicyLag")
+    assert any(each.startswith(below) for each in of_crd) is not is_allowed
+    assert not [each for each in of_crd if "CELEvalError" in each or "zero" in each or "modulus" in each], of_crd
 
 
 def test_legal_variations_are_accepted() -> None:

@@ -1,7 +1,7 @@
 """A Kubernetes API server's checks of a custom resource: defaults, schema, rules. For tests without a cluster.
 
 It implements the features of our own CRD, as the API server does with strict field validation: it removes nulls, adds
-defaults, refuses unknown fields, and applies the rules only to documents that fit the schema.
+defaults, refuses unknown fields, and applies the rules only to documents that fit the schema but for bounds and patterns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ def faults(schema: OpenApiSchema, document: Mapping[str, Any], former: Mapping[s
     """Return why the document is refused, as a new object or as an update of ``former``; empty if it is accepted."""
     whole = _read(schema, document)
     before = None if former is None else _read(schema, former)
-    return list(_misfits(schema, whole, "")) or list(_broken_rules(schema, whole, "", before))
+    misfits = list(_misfits(schema, whole, ""))
+    if any(not isinstance(each, _OutOfBounds) for each in misfits):
+        return misfits
+    return [*misfits, *_broken_rules(schema, whole, "", before)]
+
+
+class _OutOfBounds(str):
+    """A misfit with which the API server still applies the rules."""
 
 
 def _read(schema: OpenApiSchema, document: Mapping[str, Any]) -> Any:
@@ -79,7 +86,7 @@ def _misfits(schema: OpenApiSchema, value: Any, path: str) -> Iterator[str]:
     if "enum" in schema and value not in schema["enum"]:
         yield f"{path}: {value!r} is not one of {schema['enum']}"
     if isinstance(value, str) and "pattern" in schema and not re.search(schema["pattern"].replace("$", r"\Z"), value):
-        yield f"{path}: {value!r} does not match {schema['pattern']}"
+        yield _OutOfBounds(f"{path}: {value!r} does not match {schema['pattern']}")
     yield from _out_of_bounds(schema, value, path)
     if isinstance(value, list):
         for index, each in enumerate(value):
@@ -92,10 +99,11 @@ def _out_of_bounds(schema: OpenApiSchema, value: Any, path: str) -> Iterator[str
     size = len(value) if isinstance(value, str | list | dict) else value
     for low in ("minimum", "minLength", "minItems"):
         if low in schema and (size < schema[low] or (schema.get("exclusiveMinimum") and size == schema[low])):
-            yield f"{path}: {value!r} is below {schema[low]}"
+            yield _OutOfBounds(f"{path}: {value!r} is below {schema[low]}")
     for high in ("maximum", "maxLength", "maxItems", "maxProperties"):
         if high in schema and size > schema[high]:
-            yield f"{path}: {value!r} is above {schema[high]}"
+            fault = f"{path}: {value!r} is above {schema[high]}"
+            yield _OutOfBounds(fault) if high == "maximum" else fault
 
 
 def _wrong_members(schema: OpenApiSchema, value: Mapping[str, Any], path: str) -> Iterator[str]:

@@ -54,6 +54,16 @@ _LEAST_LAG = (
     f" : {_PART} % ({_NARROW} % {_PART}) == 0 ? {_NARROW} / {_PART} : {_NARROW} / {_PART} + 1)"
 )
 """See ``ExperimentSpec.least_policy_lag``."""
+_DIVISORS = " && ".join(
+    f"{each} > 0" for each in (_ENVIRONMENTS, f"{_ACTORS}.replicas", _GROUPS, _BATCH, _TRAINERS, _MINIBATCH)
+)
+
+
+def _with_divisors(cel: str) -> str:
+    """Return the rule's expression for documents without a number below its bound. An API server applies rules to
+    others, too, and would report a division by zero beside the bound.
+    """
+    return f"!({_DIVISORS}) || ({cel})"
 
 
 def _ranks_fill_pods(spec: ExperimentSpec) -> Fault | None:
@@ -222,13 +232,13 @@ _RULES: tuple[CrossFieldRule, ...] = (
     CrossFieldRule(
         at="algorithm.ppo.minibatchSize",
         check=_minibatch_divides_batch,
-        cel=f"{_ACTORS}.rolloutLength * {_BATCH} % {_MINIBATCH} == 0",
+        cel=_with_divisors(f"{_ACTORS}.rolloutLength * {_BATCH} % {_MINIBATCH} == 0"),
         message="must divide a batch: actors.rolloutLength x environments of a batch",
     ),
     CrossFieldRule(
         at="algorithm.ppo.minibatchSize",
         check=_minibatch_is_shared,
-        cel=f"{_MINIBATCH} % {_TRAINERS} == 0",
+        cel=_with_divisors(f"{_MINIBATCH} % {_TRAINERS} == 0"),
         message="must be a multiple of trainers.replicas, which share each minibatch evenly",
     ),
     *map(_schedule_rule, ("learningRateSchedule", "clipRangeSchedule", "entropyCoefficientSchedule")),
@@ -241,7 +251,7 @@ _RULES: tuple[CrossFieldRule, ...] = (
     CrossFieldRule(
         at="actors.ringSize",
         check=_groups_divide_environments,
-        cel=f"{_FEWEST} % {_GROUPS} == 0 && ({_EVEN} || ({_FEWEST} + 1) % {_GROUPS} == 0)",
+        cel=_with_divisors(f"{_FEWEST} % {_GROUPS} == 0 && ({_EVEN} || ({_FEWEST} + 1) % {_GROUPS} == 0)"),
         message="must divide every actor's environments",
     ),
     CrossFieldRule(
@@ -272,25 +282,26 @@ _RULES: tuple[CrossFieldRule, ...] = (
     CrossFieldRule(
         at="trainers.replicas",
         check=_trainers_share_batch,
-        cel=f"{_BATCH} % {_TRAINERS} == 0",
+        cel=_with_divisors(f"{_BATCH} % {_TRAINERS} == 0"),
         message="must divide the environments of a batch",
     ),
     CrossFieldRule(
         at="bufferWorkers.replicas",
         check=_buffers_share_actors,
-        cel=f"!has(self.bufferWorkers) || {_USED} % self.bufferWorkers.replicas == 0",
+        cel="!has(self.bufferWorkers) || self.bufferWorkers.replicas < 1 || "
+        f"{_USED} % self.bufferWorkers.replicas == 0",
         message="must divide the number of actors that have environments",
     ),
     CrossFieldRule(
         at="actors.environments",
         check=_buffers_take_one_width,
-        cel=f"!has(self.bufferWorkers) || {_EQUAL}",
+        cel=_with_divisors(f"!has(self.bufferWorkers) || {_EQUAL}"),
         message="must divide evenly over the actors where there are bufferWorkers",
     ),
     CrossFieldRule(
         at="pacing.maxPolicyLag",
         check=_lag_allows_whole_rollouts,
-        cel=f"{_BATCH} % {_TRAINERS} != 0 || self.pacing.maxPolicyLag >= {_LEAST_LAG}",
+        cel=_with_divisors(f"{_BATCH} % {_TRAINERS} != 0 || self.pacing.maxPolicyLag >= {_LEAST_LAG}"),
         message="is too small for batches of whole rollouts: raise it, or make trainers.batchEnvironments a multiple "
         "of every actor's environments, times trainers.replicas",
     ),
