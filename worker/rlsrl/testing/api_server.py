@@ -1,7 +1,8 @@
 """A Kubernetes API server's checks of a custom resource: defaults, schema, rules. For tests without a cluster.
 
 It implements the features of our own CRD, as the API server does with strict field validation: it removes nulls, adds
-defaults, refuses unknown fields, and applies the rules only to documents that fit the schema but for bounds and patterns.
+defaults, refuses unknown fields, and applies the rules to documents that fit the schema, or fail in bounds and patterns
+only.
 """
 
 from __future__ import annotations
