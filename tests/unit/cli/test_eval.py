@@ -256,3 +256,13 @@ def test_evaluation_fails_if_episodes_do_not_end(cartpole: Path) -> None:
     result = run_eval(cartpole, "--max-steps=100")
     assert result.exit_code == 1
     assert "ended 0 of 10 episodes in 128 steps" in result.output
+
+
+def test_a_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    push(make_run(tmp_path / "runs" / "balance"), 1, BALANCES)
+    result = run_eval(Path("balance"), "--episodes=1", "--environments=1")
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("runs/balance: version ")
+    assert "did you mean 'balance'?" in run_eval(Path("balanse")).output

@@ -90,6 +90,15 @@ def test_one_run_is_drawn_into_its_folder(tmp_path: Path) -> None:
     assert (folder / "curve.png").read_bytes().startswith(PNG)
 
 
+def test_a_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    run_folder(tmp_path / "runs" / "toy", 1.0, 2.0)
+    result = CliRunner().invoke(main, ["plot", "toy"])
+    assert (result.exit_code, result.output) == (0, "runs/toy/curve.png\n")
+    assert "did you mean 'toy'?" in CliRunner().invoke(main, ["plot", "tay"]).output
+
+
 def test_several_runs_go_into_one_named_picture(tmp_path: Path) -> None:
     folders = [str(run_folder(tmp_path / name, 1.0, 2.0)) for name in ("a", "b")]
     without = CliRunner().invoke(main, ["plot", *folders])

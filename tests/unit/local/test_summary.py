@@ -131,6 +131,10 @@ def test_the_closing_lines_name_result_folder_and_next_commands() -> None:
     ]
 
 
+def test_a_failed_run_suggests_no_evaluation() -> None:
+    assert closing_lines(summarize(FACTS), Path("runs/toy"), failed=True)[-1] == "results: runs/toy"
+
+
 @pytest.mark.parametrize("ledger", [{"produced": 10, "trained": 9, "balanced": False}, {}])
 def test_an_unbalanced_ledger_is_a_loud_warning(ledger: dict[str, Any]) -> None:
     warning = ledger_warning(ledger)

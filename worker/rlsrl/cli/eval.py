@@ -77,20 +77,25 @@ def evaluate(
     max_steps: int,
     as_json: bool,
 ) -> None:
-    """Play the policy of the run folder RUN, or of an exported file, in fresh episodes and report its returns.
+    """Play the policy of RUN, or of an exported file, in fresh episodes and report its returns.
 
+    RUN is a run folder, or the name of one in runs/.
     Every environment plays the same number of episodes, so that short episodes are not favoured. Your own modules are
     imported from the folder of the experiment file, then from the current folder and from PYTHONPATH.
     """
+    from rlsrl.cli.runs import find_run
     from rlsrl.envs.vector import EnvironmentFailed
     from rlsrl.local.run_folder import RunFolderError
     from rlsrl.parameters.protocols import ParameterError
     from rlsrl.policies.exported import LayoutMismatch
     from rlsrl.runtime.errors import ConfigurationError
+    from rlsrl.workers.build.run_database import RESOLVED
     from rlsrl.workers.evaluation import EvaluationUnfinished, share_episodes
 
     if experiment is not None and (version or tag):
         raise UserError("--experiment goes with an exported file, which contains one version: omit --version and --tag")
+    if experiment is None:
+        run = find_run(run, RESOLVED)
     share = share_episodes(episodes, environments)
     try:
         _find_modules(run if experiment is None else experiment)

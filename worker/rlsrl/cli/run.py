@@ -81,7 +81,7 @@ def _run(folder: RunFolder, experiment: RLExperiment, file: Path, again: str) ->
 def _report(summary: Mapping[str, Any], folder: RunFolder, outcome: RunOutcome, again: str) -> int:
     if isinstance(outcome, Failed):
         _say(f"error: {outcome.message}", err=True)
-    for line in closing_lines(summary, _short(folder.path)):
+    for line in closing_lines(summary, _short(folder.path), failed=isinstance(outcome, Failed)):
         _say(line)
     if isinstance(outcome, Finished):
         return FINISHED

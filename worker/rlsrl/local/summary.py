@@ -78,8 +78,11 @@ def _evaluation(info: VersionInfo | None) -> dict[str, Any] | None:
     return None if info is None or evaluation is None else {"version": str(info.version), **evaluation}
 
 
-def closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
-    """Return the last lines that the user reads: the result, the folder, and three commands to try next."""
+def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = False) -> list[str]:
+    """Return the last lines that the user reads: the result, the folder, and three commands to try next.
+
+    After a failure no command follows: the error comes first.
+    """
     return_mean = summary["return_mean"]
     returns = "no episode ended" if return_mean is None else f"mean return {return_mean:.1f}"
     state = f"finished ({summary['reason']})" if summary["finished"] else "has not finished"
@@ -92,7 +95,7 @@ def closing_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
         *ledger_warning(summary["ledger"]),
         f"results: {folder}",
     ]
-    if summary["versions"]["count"]:
+    if summary["versions"]["count"] and not failed:
         run = shlex.quote(str(folder))
         lines += ["try next:", f"  rlsrl eval {run}", f"  rlsrl params list {run}", f"  rlsrl plot {run}"]
     return lines
