@@ -52,6 +52,13 @@ def progress() -> Row:
                 trained / TARGETS.rate(Metrics.episodes, *EXPERIMENT),
                 "In environment steps.",
             ),
+            by(
+                "Environment faults a second",
+                "short",
+                TARGETS.rate(Metrics.environment_faults, *EXPERIMENT, "reason"),
+                "reason",
+                "Steps and resets that gave NaN or infinity, and episodes that ended with another environment's.",
+            ),
             one("Training steps a second", "short", steps),
             one(
                 "Transitions in a training step",

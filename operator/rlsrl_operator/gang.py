@@ -13,19 +13,29 @@ from datetime import datetime
 from typing import Any
 
 from rlsrl.api.pods import is_ready, restarts, terminations
+from rlsrl.api.reasons import EndReason
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION
 from rlsrl_operator.manifests.kueue import REMOVED_CONDITION, is_held
 from rlsrl_operator.manifests.types import Manifest
 
 DONE = "done"
 """First word of rank 0's termination message when the experiment has finished. The result follows as JSON."""
-CONFIGURATION_ERROR = 2
-"""Exit code of a worker that would fail again after every restart."""
+FINAL_CODES: Mapping[int, EndReason] = {2: "ConfigurationError", 3: "EnvironmentFault"}
+"""Exit codes of workers that would end the same way after every restart."""
 ERROR_PREFIX = "rlsrl: "
-"""First characters of the log line in which a worker reports a configuration error."""
+"""First characters of the log line in which a worker reports why no restart would help."""
 _INDEX_LABEL = "apps.kubernetes.io/pod-index"
 _DISPLACING_CONDITIONS = frozenset({"DisruptionTarget", REMOVED_CONDITION})
 _DISPLACED_REASONS = frozenset({"Evicted", "Preempted", "NodeShutdown", "Terminated", "DisruptionTarget"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalError:
+    """Why no restart of a worker would help."""
+
+    reason: EndReason
+    message: str
+    """The pod's name and the worker's error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,17 +100,18 @@ def template_of(pod: Manifest) -> str:
     return str(pod["metadata"].get("annotations", {}).get(TEMPLATE_ANNOTATION, ""))
 
 
-def configuration_error(pods: Sequence[Manifest]) -> tuple[str, str] | None:
-    """Return the name and the message of the first pod whose worker reported a configuration error, or None."""
+def final_error(pods: Sequence[Manifest]) -> FinalError | None:
+    """Return the error of the first pod whose worker ended so that no restart would help, or None."""
     for pod in pods:
         for ended in terminations(pod):
-            if ended.get("exitCode") == CONFIGURATION_ERROR:
-                return pod["metadata"]["name"], _error_line((ended.get("message") or "").strip())
+            if (reason := FINAL_CODES.get(ended.get("exitCode", 0))) is not None:
+                line = _error_line((ended.get("message") or "").strip())
+                return FinalError(reason=reason, message=f"{pod['metadata']['name']}: {line}")
     return None
 
 
 def _error_line(message: str) -> str:
-    """Return the configuration error at the end of a worker's log; the whole text if no line has the prefix."""
+    """Return the error at the end of a worker's log; the whole text if no line has the prefix."""
     errors = [line.removeprefix(ERROR_PREFIX) for line in message.splitlines() if line.startswith(ERROR_PREFIX)]
     return errors[-1] if errors else message
 

@@ -12,7 +12,7 @@ from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, EndReason, GangRea
 from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl_operator import status as statuses
-from rlsrl_operator.gang import AttemptEnd, attempt_of, configuration_error, judge, parse_time, template_of
+from rlsrl_operator.gang import AttemptEnd, attempt_of, final_error, judge, parse_time, template_of
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, ExperimentContext
 from rlsrl_operator.manifests.kueue import is_held
 from rlsrl_operator.manifests.types import Manifest
@@ -47,8 +47,8 @@ def _decide(
     if status.phase in TERMINAL:
         return status
     current = [pod for pod in pods if template_of(pod) == templates.get(pod["metadata"]["labels"][ROLE_LABEL])]
-    if (error := configuration_error(current)) is not None:
-        return _finished(status, "Failed", "ConfigurationError", ": ".join(error), context, now)
+    if (error := final_error(current)) is not None:
+        return _finished(status, "Failed", error.reason, error.message, context, now)
     complete = statuses.condition(status, GANG_COMPLETE)
     since = parse_time(complete.last_transition_time) if complete is not None and complete.status == "True" else None
     num_pods = context.experiment.spec.trainers.num_pods

@@ -143,3 +143,9 @@ def test_an_unbalanced_ledger_is_a_loud_warning(ledger: dict[str, Any]) -> None:
         line for line in closing_lines(summarize(replace(FACTS, ledger=ledger)), Path("x")) if line in warning
     ] == warning
     assert ledger_warning(BALANCED) == []
+
+
+def test_transitions_that_were_not_finite_are_a_warning() -> None:
+    summary = summarize(replace(FACTS, ledger={"produced": 5000, "dropped": {"non_finite": 1234}, "balanced": True}))
+    lines = closing_lines(summary, Path("runs/x"))
+    assert "WARNING: 1,234 of 5,000 transitions were not finite (NaN or inf) and not trained." in lines

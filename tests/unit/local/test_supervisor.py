@@ -37,6 +37,11 @@ def test_a_configuration_error_fails_without_using_the_budget() -> None:
     assert restarted == Restart(delay_seconds=0.0, used=1)
 
 
+def test_an_environment_fault_fails_without_using_the_budget() -> None:
+    (failed,) = decisions(LIMITS, ("actor", 3, 0.0))
+    assert failed == Fail(reason="its environments end the run")
+
+
 def test_restarts_are_limited_by_the_budget_and_waits_grow() -> None:
     made = decisions(LIMITS, *[("actor", 1, 0.0)] * 4)
     assert made[:3] == [
@@ -117,7 +122,7 @@ def test_the_same_failure_may_name_other_numbers() -> None:
     "exits",
     [
         [early(), early("ValueError: y")] * FUTILE_STARTS,
-        [early(), early(code=3)] * FUTILE_STARTS,
+        [early(), early(code=4)] * FUTILE_STARTS,
         [early(number=0), early(number=1)] * FEW,
         [early(code=-9)] * 20,
         [early("")] * 20,

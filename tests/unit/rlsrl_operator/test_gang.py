@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlsrl.api.pods import restarts
-from rlsrl_operator.gang import AttemptEnd, Verdict, configuration_error, judge
+from rlsrl_operator.gang import AttemptEnd, FinalError, Verdict, final_error, judge
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.testing import ended, pod, waiting
 
@@ -175,7 +175,7 @@ def test_only_the_workers_container_counts() -> None:
     own = ours(restarts=1, last_state=ended(0, "done"))
     own["status"]["containerStatuses"].append({"name": "sidecar", "restartCount": 7, "state": ended(2)})
     assert restarts(own) == 1
-    assert configuration_error([own]) is None
+    assert final_error([own]) is None
 
 
 @pytest.mark.parametrize(
@@ -188,4 +188,4 @@ def test_only_the_workers_container_counts() -> None:
 )
 def test_a_configuration_error_names_its_pod(state: dict[str, Any]) -> None:
     pods = [ours(), pod("actor", 3, **state), pod("actor", 4, state=waiting("CrashLoopBackOff"), last_state=ended(1))]
-    assert configuration_error(pods) == ("a-actor-3", "no such field")
+    assert final_error(pods) == FinalError(reason="ConfigurationError", message="a-actor-3: no such field")

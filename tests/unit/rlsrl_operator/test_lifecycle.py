@@ -200,6 +200,12 @@ CASES = {
     "a trainer cannot run so": Case(
         pods=gang(state=ended(2, "no GPU")), phase="Failed", reason="ConfigurationError", message="a-trainer-1: no GPU"
     ),
+    "its environments end it": Case(
+        pods=[*gang(), pod("actor", 3, last_state=ended(3, "rlsrl: environment rank 7: reward is nan"))],
+        phase="Failed",
+        reason="EnvironmentFault",
+        message="a-actor-3: environment rank 7: reward is nan",
+    ),
     "could not run as it was written before": Case(
         pods=[*gang(template="2"), pod("actor", 3, last_state=ended(2, "no such environment"), template="1")],
         generation=2,

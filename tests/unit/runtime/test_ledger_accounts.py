@@ -91,6 +91,20 @@ def test_slots_that_leave_the_buffer_are_counted(trainer_page: LedgerPage) -> No
         ledger.dropped("whim", 1)
 
 
+def test_transitions_that_no_slot_holds_are_produced_and_dropped_in_one_update(actor_page: LedgerPage) -> None:
+    ledger = ActorLedger(actor_page)
+    ledger.begin(0)
+    ledger.produce(0, 10)
+    ledger.discarded("non_finite", 3)
+    assert {name: figures(actor_page)[name] for name in ("produced", "dropped.non_finite")} == {
+        "produced": 13,
+        "dropped.non_finite": 3,
+    }
+    assert ledger.progress().inherited == 0, "no consumer hears of them"
+    with pytest.raises(KeyError, match="whim"):
+        ledger.discarded("whim", 1)
+
+
 def test_slots_of_a_dead_incarnation_are_counted_once(trainer_page: LedgerPage) -> None:
     ledger = TrainerLedger(trainer_page)
     ledger.meet(ProducerId(0, 1), ProducerProgress())

@@ -11,6 +11,7 @@ import numpy as np
 
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
+from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue
 from rlsrl.parameters.broadcast import SourceTimeout
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.testing.contexts import RecordingSession, make_context
@@ -27,6 +28,7 @@ class Stage:
         self.newest: Parameters | None = None
         self.acted_with: list[Version] = []
         self.posted: list[Slot] = []
+        self.discarded: list[tuple[str, int]] = []
         self.num_touches = 0
         slot = Slot(arrays={"mask": np.ones((2, 1), np.bool_)}, min_version=asked, credit=0, handle=0)
         loaded: list[Version] = []
@@ -50,7 +52,8 @@ class Stage:
                 source=cast("Any", SimpleNamespace(get=self._get, wait=self._wait)),
                 load=lambda parameters: loaded.append(parameters.version),
             ),
-            ledger=SimpleNamespace(end=lambda: None),
+            ledger=SimpleNamespace(end=lambda: None, discarded=lambda *count: self.discarded.append(count)),
+            faults=EnvironmentFaults(),
             resources=ExitStack(),
         )
         self.context = make_context("actor", folder)
@@ -78,3 +81,17 @@ def test_a_slot_is_filled_with_weights_of_at_least_its_minimum_version(tmp_path:
     (work,) = cast("RecordingSession", stage.context.join_session).work
     assert work.keys() == {"environment", "inference", "copy"}
     assert stage.num_touches >= 2, "it held on to its credit while it waited"
+
+
+def test_what_faults_keep_out_of_slots_is_in_the_ledger_before_a_slot_and_at_the_end(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, asked=Version(1, 0))
+    worker: Any = ActorWorker(stage.context, build=lambda config, context, *, still_wanted: stage.parts)
+    worker.configure(None)
+    stage.newest = make_parameters(Version(1, 1))
+    for step, seen in ((7, 1), (0, 1), (8, 2)):
+        stage.parts.faults.non_finite(NonFiniteValue(rank=0, step=step, key="reward", value=float("nan")))
+        worker._poll()
+        assert stage.discarded == [("non_finite", 1)] * seen, "a reset is no transition"
+    stage.parts.faults.non_finite(NonFiniteValue(rank=0, step=9, key="reward", value=float("nan")))
+    worker._shutdown()
+    assert len(stage.discarded) == 3

@@ -16,6 +16,7 @@ from rlsrl.data.inference import InferenceLayout, RolloutResult
 from rlsrl.data.slots import ProducerId, Slot, rollout_layout
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import EnvironmentSource, make_environment
+from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.policies.remote import MAX_FAILURES, RemoteActor, RemotePolicy
 from rlsrl.runtime.ledger import ActorLedger, TrainerLedger
@@ -72,7 +73,14 @@ class Bench:
         closing = resources.enter_context(ExitStack())
         closing.callback(producer.close)
         closing.callback(self.client.close)
-        self.parts = ActorParts(groups=groups, producer=producer, policy=policy, ledger=ledger, resources=closing)
+        self.parts = ActorParts(
+            groups=groups,
+            producer=producer,
+            policy=policy,
+            ledger=ledger,
+            faults=EnvironmentFaults(),
+            resources=closing,
+        )
         self.worker = ActorWorker(self.context, build=lambda config, context, *, still_wanted: self.parts)
         self.worker.configure(cast("ActorConfig", None))
         self.worker.start()

@@ -22,7 +22,7 @@ DURABLE: Final = "Durable"
 FINISHED: Final = "Finished"
 
 AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict", "ObjectRefused"]
-EndReason = Literal["Succeeded", "ConfigurationError", "BudgetExhausted"]
+EndReason = Literal["Succeeded", "ConfigurationError", "EnvironmentFault", "BudgetExhausted"]
 GangReason = Literal["Starting", "Complete", "Restarting", "Suspended", "Finished"]
 DurableReason = Literal["Stored", "NotStored"]
 ReadyReason = Literal[
@@ -190,6 +190,12 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "A worker cannot run with this configuration, so no restart would help: the image lacks the environment or "
             "a module, or the network does not fit the environment. The message names the pod and the error.",
             "Correct the spec or the image, delete the experiment and apply it again.",
+            "True",
+        ),
+        "EnvironmentFault": Judgement(
+            "An actor's environments gave only rewards or observations that are NaN or infinite, "
+            "`environment.maxNonFinite` times in a row. The message names the pod, and the environment by its rank.",
+            "Correct the environment, delete the experiment and apply it again.",
             "True",
         ),
         "BudgetExhausted": Judgement(

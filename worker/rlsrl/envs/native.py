@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from rlsrl.data.specs import Arrays
 from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_in_bulk
+from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite
 from rlsrl.envs.spaces import action_batcher, observation_keys, spec_of_spaces
 from rlsrl.envs.vector import EnvironmentFailed, VectorEnv
 from rlsrl.runtime.errors import ConfigurationError
@@ -21,7 +22,14 @@ _FIELD = "actors.vectorization: native"
 _OTHERS = "use loop or threads"
 
 
-def make_native(source: EnvironmentSource, num_envs: int, *, seed: int, first_rank: int = 0) -> NativeVectorEnv:
+def make_native(
+    source: EnvironmentSource,
+    num_envs: int,
+    *,
+    seed: int,
+    first_rank: int = 0,
+    faults: EnvironmentFaults | None = None,
+) -> NativeVectorEnv:
     """Return ``num_envs`` environments of ``source`` that step in bulk. The caller closes them.
 
     Raises:
@@ -35,7 +43,7 @@ def make_native(source: EnvironmentSource, num_envs: int, *, seed: int, first_ra
             f"{_FIELD}: {source} is registered without a vectorised form (vector_entry_point); {_OTHERS}"
         )
     try:
-        native = NativeVectorEnv(envs, seed=seed, first_rank=first_rank)
+        native = NativeVectorEnv(envs, seed=seed, first_rank=first_rank, faults=faults)
         if native.spec != single:
             raise ConfigurationError(
                 f"{_FIELD}: the vectorised form of {source} has the spec {native.spec}, but the policy is made for "
@@ -53,10 +61,22 @@ class NativeVectorEnv(VectorEnv):
     Slots use Gymnasium's autoreset NEXT_STEP: the step after an episode's end is its reset, and not a transition.
     A vector environment takes one seed, from which all its environments draw. So its episodes differ from those of a
     loop, unless there is only one environment.
+
+    It cannot reset one of its environments. After a step that is not finite, the next step resets all of them; the
+    episodes of the others end as truncated.
     """
 
-    def __init__(self, envs: gymnasium.vector.VectorEnv[Any, Any, Any], *, seed: int, first_rank: int = 0) -> None:
+    def __init__(
+        self,
+        envs: gymnasium.vector.VectorEnv[Any, Any, Any],
+        *,
+        seed: int,
+        first_rank: int = 0,
+        faults: EnvironmentFaults | None = None,
+    ) -> None:
         """Step ``envs``, which ``close`` closes. ``seed`` seeds the first reset; errors name ranks.
+
+        ``faults`` counts the environments' faults; None: they are logged only.
 
         Raises:
             ConfigurationError: the autoreset is not NEXT_STEP, or a space is not supported.
@@ -73,7 +93,14 @@ class NativeVectorEnv(VectorEnv):
         self._seed = seed
         self._first_rank = first_rank
         self.spec = spec_of_spaces(envs.single_observation_space, envs.single_action_space)
-        self._keys = tuple(observation_keys(envs.single_observation_space).items())
+        self._faults = faults or EnvironmentFaults()
+        self._guard = SlotGuard(self.spec, self.num_envs)
+        self._resets_all = False
+        """Whether the next step resets all environments."""
+        self._keys = tuple(
+            (name, keys, self._guard.frame_zeros[name])
+            for name, keys in observation_keys(envs.single_observation_space).items()
+        )
         self._batch = action_batcher(envs.single_action_space)
         self._frame: Any = None
         """The newest observations; None before the first reset."""
@@ -84,17 +111,23 @@ class NativeVectorEnv(VectorEnv):
 
     @override
     def begin(self, arrays: Arrays) -> None:
-        if self._frame is None:
+        is_first = self._frame is None
+        if is_first:
             try:
                 self._frame, _ = self._envs.reset(seed=self._seed)
             except Exception as error:
                 raise self._failure(error) from error
         for name in ("reward", "episode_return", "episode_length"):
             arrays[name].fill(0)
-        self._write_frame(arrays, 0)
+        if not self._write_frame(arrays, 0) and is_first:
+            self._check_resets(arrays, 0)
+        self._guard.begin(arrays)
 
     @override
     def step(self, arrays: Arrays, step: int, actions: NDArray[Any]) -> None:
+        if self._resets_all:
+            self._reset_all(arrays, step)
+            return
         try:
             self._frame, rewards, terminated, truncated, _ = self._envs.step(self._batch(actions))
         except Exception as error:
@@ -109,19 +142,73 @@ class NativeVectorEnv(VectorEnv):
         np.logical_or(arrays["terminated"][step], arrays["truncated"][step], out=self._ended)
         if self._ended.any():
             self._write_ends(arrays, step)
-        self._write_frame(arrays, step + 1)
+        is_frame_finite = self._write_frame(arrays, step + 1)
+        if not (is_frame_finite and is_finite(arrays["reward"][step], self._guard.reward_zeros)):
+            self._repair(arrays, step)
+        elif self._faults.num_in_a_row and taken.any():
+            self._faults.finite()
+
+    def _repair(self, arrays: Arrays, step: int) -> None:
+        """Discard what is not finite, and truncate the episodes of all other environments."""
+        found, mask = self._guard.find(arrays, step), arrays["mask"][step]
+        lengths = np.where(self._ended, arrays["episode_length"][step], self._lengths)
+        others = [lane for lane in range(self.num_envs) if lane not in found and mask[lane]]
+        if others:
+            self._faults.finite()
+        for lane in others:
+            if not self._ended[lane]:
+                arrays["truncated"][step, lane] = True
+                self._faults.reset_with_vector()
+        self._resets_all = True
+        for lane, (key, value) in found.items():
+            length = int(lengths[lane]) if mask[lane] else 0
+            self._guard.discard(arrays, step, lane)
+            self._guard.stand_in(arrays, step + 1, lane)
+            self._faults.non_finite(self._found(lane, length, key, value))
+
+    def _reset_all(self, arrays: Arrays, step: int) -> None:
+        """Reset all environments: a step that is no transition of any of them."""
+        try:
+            self._frame, _ = self._envs.reset()
+        except Exception as error:
+            raise self._failure(error) from error
+        self._resets_all = False
+        for values in (self._ended, self._returns, self._lengths):
+            values[:] = 0
+        for name in ("mask", "terminated", "truncated"):
+            arrays[name][step] = False
+        for lane in range(self.num_envs):
+            self._guard.has_frame(lane)
+        if not self._write_frame(arrays, step + 1):
+            self._check_resets(arrays, step + 1)
+
+    def _check_resets(self, arrays: Arrays, frame: int) -> None:
+        """Find first observations that are not finite. Then the next step resets all environments again."""
+        for lane in range(self.num_envs):
+            if (found := self._guard.find_in_frame(arrays, frame, lane)) is not None:
+                self._resets_all = True
+                self._guard.stand_in(arrays, frame, lane)
+                self._faults.non_finite(self._found(lane, 0, *found))
+
+    def _found(self, lane: int, step: int, key: str, value: float) -> NonFiniteValue:
+        return NonFiniteValue(rank=self._first_rank + lane, step=step, key=key, value=value)
 
     def _write_ends(self, arrays: Arrays, step: int) -> None:
         for name, so_far in (("episode_return", self._returns), ("episode_length", self._lengths)):
             np.copyto(arrays[name][step], so_far, where=self._ended, casting="same_kind")
             so_far[self._ended] = 0
 
-    def _write_frame(self, arrays: Arrays, frame: int) -> None:
-        for name, keys in self._keys:
+    def _write_frame(self, arrays: Arrays, frame: int) -> bool:
+        """Write the newest observations, and return whether they are finite."""
+        finite = True
+        for name, keys, zeros in self._keys:
             values = self._frame
             for key in keys:
                 values = values[key]
             arrays[name][frame] = values
+            if zeros is not None and not is_finite(arrays[name][frame], zeros):
+                finite = False
+        return finite
 
     def _failure(self, error: Exception) -> EnvironmentFailed:
         ranks = f"{self._first_rank} to {self._first_rank + self.num_envs - 1}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from rlsrl.data.specs import EnvSpec
+from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.vector import EnvCall, LoopVectorEnv, VectorEnv, common_spec
 from rlsrl.runtime.errors import ConfigurationError
 
@@ -47,6 +48,7 @@ class EnvironmentThreads:
         first_rank: int = 0,
         max_decorrelation_steps: int = 0,
         close_seconds: float = CLOSE_SECONDS,
+        faults: EnvironmentFaults | None = None,
     ) -> None:
         """Make one environment per seed, one after the other; the other arguments are those of ``LoopVectorEnv``.
 
@@ -64,7 +66,7 @@ class EnvironmentThreads:
         self._lanes: list[_Lane] = []
         try:
             for number, seed in enumerate(seeds):
-                lane = _Lane(number, make, seed, first_rank + number, max_decorrelation_steps, self._progress)
+                lane = _Lane(number, make, seed, first_rank + number, max_decorrelation_steps, self._progress, faults)
                 lane.thread.start()
                 self._lanes.append(lane)
                 lane.is_made.wait()
@@ -192,6 +194,7 @@ class _Lane:
         rank: int,
         max_decorrelation_steps: int,
         progress: _Progress,
+        faults: EnvironmentFaults | None,
     ) -> None:
         self.rank = rank
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -212,6 +215,7 @@ class _Lane:
         self._seed = seed
         self._max_decorrelation_steps = max_decorrelation_steps
         self._progress = progress
+        self._faults = faults
 
     def _run(self) -> None:
         try:
@@ -221,6 +225,7 @@ class _Lane:
                 first_rank=self.rank,
                 max_decorrelation_steps=self._max_decorrelation_steps,
                 wrap_call=self._release_during,
+                faults=self._faults,
             )
             self.spec = envs.spec
         except BaseException as failure:  # noqa: BLE001 - the owner's thread raises it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite
 from rlsrl.envs.info_keys import EPISODE_CONTINUES
 from rlsrl.envs.spaces import action_decoder, observation_keys, spec_of
 from rlsrl.runtime.errors import ConfigurationError
@@ -54,8 +56,13 @@ class VectorEnv(Protocol):
         Writes ``reward``, ``terminated``, ``truncated``, ``mask``, ``episode_return`` and ``episode_length`` of
         ``step``, and the frame ``step + 1``. Steps of a slot come in order, after ``begin``.
 
+        All of it is finite. Where an environment gives what is not, its step is no transition (``mask`` is False), the
+        step before is truncated, and the frame after it is the first of a new episode (``faults.SlotGuard``). The
+        return of the episode that a fault has cut is not reported.
+
         Raises:
             EnvironmentFailed: an environment raised.
+            EnvironmentFault: too many values in a row are not finite.
         """
 
     def close(self) -> None:
@@ -88,6 +95,7 @@ class LoopVectorEnv(VectorEnv):
         first_rank: int = 0,
         max_decorrelation_steps: int = 0,
         wrap_call: Callable[[EnvCall], EnvCall] = lambda call: call,
+        faults: EnvironmentFaults | None = None,
     ) -> None:
         """Make one environment per seed.
 
@@ -99,6 +107,7 @@ class LoopVectorEnv(VectorEnv):
                 so that episodes of equal length do not end together. Random steps are not transitions, but they count
                 in the return and length of their episode.
             wrap_call: Wraps each environment's ``step`` and ``reset``: takes the method and returns its substitute.
+            faults: Counts the environments' faults; None: they are logged only.
 
         Raises:
             ConfigurationError: a space is not supported, or the environments have different spaces.
@@ -118,7 +127,12 @@ class LoopVectorEnv(VectorEnv):
         except BaseException:
             self.close()
             raise
-        self._keys = tuple(observation_keys(self._envs[0].observation_space).items())
+        self._faults = faults or EnvironmentFaults()
+        self._guard = SlotGuard(self.spec, self.num_envs)
+        self._keys = tuple(
+            (name, keys, self._guard.frame_zeros[name])
+            for name, keys in observation_keys(self._envs[0].observation_space).items()
+        )
         self._decode = action_decoder(self._envs[0].action_space)
         # Bound methods and plain lists: `step` touches them once per environment and step.
         self._steps = [wrap_call(env.step) for env in self._envs]
@@ -129,12 +143,16 @@ class LoopVectorEnv(VectorEnv):
 
     @override
     def begin(self, arrays: Arrays) -> None:
-        if not self._observations:
+        is_first = not self._observations
+        if is_first:
             self._observations = [self._start(lane, seed) for lane, seed in enumerate(self._seeds)]
         for name in ("reward", "terminated", "truncated", "episode_return", "episode_length"):
             arrays[name].fill(0)
         arrays["mask"].fill(True)
-        self._write_frame(arrays, 0)
+        if not self._write_frame(arrays, 0) and is_first:
+            for lane in range(self.num_envs):
+                self._check_reset(arrays, 0, lane)
+        self._guard.begin(arrays)
 
     @override
     def step(self, arrays: Arrays, step: int, actions: NDArray[Any]) -> None:
@@ -148,6 +166,7 @@ class LoopVectorEnv(VectorEnv):
                     ended[lane] = False
                     arrays["mask"][step, lane] = False
                     observations[lane], _ = self._reset(lane)
+                    self._guard.has_frame(lane)
                     continue
                 observations[lane], reward, terminated, truncated, info = env_step(action)
                 rewards[lane] = reward
@@ -165,19 +184,59 @@ class LoopVectorEnv(VectorEnv):
                     lengths[lane] = 0
         except Exception as error:
             raise self._failure(lane, error) from error
-        self._write_frame(arrays, step + 1)
+        is_frame_finite = self._write_frame(arrays, step + 1)
+        if not (is_frame_finite and is_finite(rewards, self._guard.reward_zeros)):
+            self._repair(arrays, step)
+        elif self._faults.num_in_a_row and arrays["mask"][step].any():
+            self._faults.finite()
 
-    def _write_frame(self, arrays: Arrays, frame: int) -> None:
-        lane = 0
+    def _write_frame(self, arrays: Arrays, frame: int) -> bool:
+        """Write the newest observations, and return whether they are finite."""
+        lane, finite = 0, True
         try:
-            for name, keys in self._keys:
+            for name, keys, zeros in self._keys:
                 row = arrays[name][frame]
                 for lane, observation in enumerate(self._observations):
                     for key in keys:
                         observation = observation[key]  # noqa: PLW2901 - down a nested Dict
                     row[lane] = observation
+                if zeros is not None and not is_finite(row, zeros):
+                    finite = False
         except (ValueError, TypeError, KeyError) as error:
             raise self._failure(lane, error) from error
+        return finite
+
+    def _repair(self, arrays: Arrays, step: int) -> None:
+        """Reset the lanes whose step or reset was not finite, and write their lane of the slot again."""
+        guard, mask = self._guard, arrays["mask"][step]
+        found = guard.find(arrays, step)
+        if any(mask[lane] for lane in range(self.num_envs) if lane not in found):
+            self._faults.finite()
+        for lane, (key, value) in found.items():
+            if not mask[lane]:
+                continue  # it was a reset
+            length = int(arrays["episode_length"][step, lane]) or self._lengths[lane]
+            guard.discard(arrays, step, lane)
+            self._faults.non_finite(self._found(lane, length, key, value))
+            try:
+                self._observations[lane], _ = self._reset(lane)
+            except Exception as error:
+                raise self._failure(lane, error) from error
+            self._ended[lane] = False
+            self._returns[lane], self._lengths[lane] = 0.0, 0
+        self._write_frame(arrays, step + 1)
+        for lane in found:
+            self._check_reset(arrays, step + 1, lane)
+
+    def _check_reset(self, arrays: Arrays, frame: int, lane: int) -> None:
+        """Check the first observation of an episode, in ``frame``. If it is not finite, the next step resets again."""
+        if (found := self._guard.find_in_frame(arrays, frame, lane)) is not None:
+            self._guard.stand_in(arrays, frame, lane)
+            self._ended[lane] = True
+            self._faults.non_finite(self._found(lane, 0, *found))
+
+    def _found(self, lane: int, step: int, key: str, value: float) -> NonFiniteValue:
+        return NonFiniteValue(rank=self._first_rank + lane, step=step, key=key, value=value)
 
     def _reset(self, lane: int, **options: Any) -> Any:
         return self._wrap_call(self._envs[lane].reset)(**options)
@@ -203,6 +262,9 @@ class LoopVectorEnv(VectorEnv):
                 observation, _ = self._reset(lane)
                 if EPISODE_CONTINUES not in info:
                     self._returns[lane], self._lengths[lane] = 0.0, 0
+        if not math.isfinite(self._returns[lane]):
+            observation, _ = self._reset(lane)
+            self._returns[lane], self._lengths[lane] = 0.0, 0
         return observation
 
     def _failure(self, lane: int, error: Exception) -> EnvironmentFailed:

@@ -92,6 +92,7 @@ def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = Fa
     lines = [
         f"{summary['name']} {state}: {returns} after {effort}",
         *_evaluation_lines(summary),
+        *_dropped_lines(summary["ledger"]),
         *ledger_warning(summary["ledger"]),
         f"results: {folder}",
     ]
@@ -110,6 +111,16 @@ def _evaluation_lines(summary: Mapping[str, Any]) -> list[str]:
     if best is not None and best != last:
         lines.append(f"evaluation of the best version, {best['version']}: {_evaluation_text(best)}")
     return lines
+
+
+def _dropped_lines(ledger: Mapping[str, Any]) -> list[str]:
+    """Return a line about transitions that were not finite, or nothing."""
+    if not (dropped := ledger.get("dropped", {}).get("non_finite", 0)):
+        return []
+    return [
+        f"WARNING: {dropped:,} of {ledger['produced']:,} transitions were not finite (NaN or inf) and not trained.",
+        "WARNING: the environments are named in the actors' logs; look for environment_fault.",
+    ]
 
 
 def _evaluation_text(evaluation: Mapping[str, Any]) -> str:

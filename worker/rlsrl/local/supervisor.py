@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from rlsrl.runtime.errors import CONFIGURATION_ERROR
+from rlsrl.runtime.errors import CONFIGURATION_ERROR, ENVIRONMENT_FAULT
 
 FIRST_BACK_OFF_SECONDS = 0.5
 """Wait before the second restart in a row. The first is immediate; each further wait is twice as long."""
@@ -114,6 +114,8 @@ class Supervisor:
         """
         if ended.code == CONFIGURATION_ERROR:
             return Fail(reason="its configuration is invalid"), self
+        if ended.code == ENVIRONMENT_FAULT:
+            return Fail(reason="its environments end the run"), self
         starts = count_start(self.starts.get((ended.role, ended.number), Starts()), ended)
         if starts.count >= FUTILE_STARTS:
             return Fail(reason=f"it failed in the same way soon after each of {starts.count} starts"), self

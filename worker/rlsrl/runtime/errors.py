@@ -1,4 +1,4 @@
-"""The error for a wrong configuration: a worker that raises it exits with code 2 and is not started again."""
+"""The errors that end a run: a worker that raises one is not started again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ CONFIGURATION_ERROR = 2
 """Exit code of a worker whose configuration is invalid: a restart would end the same way."""
 
 
+ENVIRONMENT_FAULT = 3
+"""Exit code of a worker whose environments end the run: a restart would end the same way."""
+
+
 class ConfigurationError(ValueError):
     """The experiment cannot run as written. The text says where, what is wrong and what to do."""
+
+
+class EnvironmentFault(RuntimeError):
+    """Environments give nothing that can be trained on. The text says which, what is wrong and what to do."""
 
 
 def did_you_mean(value: str, candidates: Iterable[str]) -> str:

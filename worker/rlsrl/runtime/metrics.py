@@ -94,6 +94,14 @@ class Metrics:
     rollouts = _Declared(
         Counter, "rollouts_total", "Slots that an actor filled or a buffer worker forwarded.", roles=(ACTOR, BUFFER)
     )
+    environment_faults = _Declared(
+        Counter,
+        "environment_faults_total",
+        "Environment faults, by reason. non_finite: a reward or an observation is NaN or infinite. vector_reset: an "
+        "episode truncated because another environment of its vector had a fault.",
+        labels=("reason",),
+        roles=(ACTOR,),
+    )
     waiting_seconds = _Declared(
         Counter,
         "waiting_seconds_total",

@@ -1,7 +1,8 @@
 """The entry point of every worker process: ``python -m rlsrl.workers --role ROLE --config FILE``.
 
 Joins the experiment, configures the role's worker and runs it. Exit codes: 0 the work is complete, or the coordinator
-or SIGTERM ended the worker; 2 the experiment cannot run as written, so a restart does not help; 1 any other error.
+or SIGTERM ended the worker; 2 the experiment cannot run as written, or 3 its environments end it, so a restart does
+not help; 1 any other error.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from rlsrl.rpc.tls import Tls, tls_from_environment
 from rlsrl.runtime.addresses import followed_roles, own_address
 from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
-from rlsrl.runtime.errors import CONFIGURATION_ERROR, ConfigurationError
+from rlsrl.runtime.errors import CONFIGURATION_ERROR, ENVIRONMENT_FAULT, ConfigurationError, EnvironmentFault
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
 from rlsrl.runtime.join_session import JoinRequest, JoinSession
 from rlsrl.runtime.logs import configure_logging
@@ -70,6 +71,9 @@ def main() -> int:
     except AddressTaken as error:  # a restart helps once the address is free
         sys.stderr.write(f"rlsrl: {error}\n")
         return 1
+    except EnvironmentFault as error:
+        sys.stderr.write(f"rlsrl: {error}\n")
+        return ENVIRONMENT_FAULT
     return 0
 
 

@@ -117,6 +117,7 @@ class ActorWorker(Worker[ActorConfig]):
 
     def _post(self, parts: ActorParts, group: EnvGroup, slot: Slot) -> PollResult:
         began = self._clock.monotonic()
+        self._count_dropped(parts)
         parts.producer.post(slot)
         self._context.spent({**group.take_spent(), "copy": self._clock.monotonic() - began})
         self._env_steps += slot.num_transitions
@@ -124,10 +125,16 @@ class ActorWorker(Worker[ActorConfig]):
         self._context.metrics.rollouts.inc()
         return PollResult(num_samples=slot.num_transitions, num_batches=1)
 
+    def _count_dropped(self, parts: ActorParts) -> None:
+        """Write into the ledger what the environments' faults have kept out of the slots."""
+        if dropped := parts.faults.take_dropped():
+            parts.ledger.discarded("non_finite", dropped)
+
     @override
     def _shutdown(self) -> None:
         if self._parts is not None:
             with self._parts.resources:
+                self._count_dropped(self._parts)
                 self._parts.ledger.end()
 
     @override

@@ -53,6 +53,10 @@ class Environment(Model):
     a choice, 0 for an illegal one. A MultiDiscrete has the choices of its entries one after the other. The key is
     looked up in a Dict observation, else in the ``info`` of each reset and step. Illegal choices have probability 0 in
     acting, training and evaluation. The mask is no input of the network."""
+    max_non_finite: Count = 1000
+    """Steps and resets with a reward or an observation that is NaN or infinite, in a row over all environments of an
+    actor, that end the run. Any finite transition starts the count anew. Until then such a step is dropped and counted,
+    its episode is truncated, and its environment is reset. 1 allows none."""
 
     @property
     def around_registered(self) -> tuple[str, ...]:

@@ -225,6 +225,14 @@ class ActorLedger(ProducerAccount):
     def _count_posted(self, record: PageRecord, num_transitions: int) -> PageRecord:
         return record.count(produced=num_transitions)
 
+    def discarded(self, reason: str, num_transitions: int) -> None:
+        """Record transitions that were produced and never posted, for one of ``DROP_REASONS``.
+
+        Raises:
+            KeyError: the reason is not one of ``DROP_REASONS``.
+        """
+        self._page.update(produced=num_transitions, **{f"dropped.{reason}": num_transitions})
+
 
 class BufferLedger(ConsumerAccount, ProducerAccount):
     """The buffer worker's page: it posts the transitions that it took. One update moves them from held to posted."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 DROP_REASONS = ("stale", "old_attempt", "end_of_run", "non_finite")
-"""Why a transition was not trained that reached a consumer, or was in transit when its producer ended cleanly."""
+"""Why a transition was not trained that reached a consumer, or was in transit when its producer ended cleanly.
+``non_finite``: it reached no slot, because its reward or observation is not finite."""
 LOSS_CAUSES = ("receiver_died", "producer_died", "rolled_back")
 """Causes of a loss. The consumer that held the transition died; or its producer died before a consumer held it; or
 training resumed from a checkpoint that is older than the step that trained it."""

@@ -13,6 +13,7 @@ from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.slots import ProducerId, rollout_layout
 from rlsrl.data.specs import EnvSpec
+from rlsrl.envs.faults import EnvironmentFaults, FaultReason
 from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import VectorEnv
@@ -55,6 +56,8 @@ class ActorParts:
     producer: SampleProducer
     policy: LocalPolicy | RemotePolicy
     ledger: ActorLedger
+    faults: EnvironmentFaults
+    """Those of all groups."""
     resources: ExitStack
     """Closes all parts and the ledger's page; before that, the groups stop writing into slots."""
 
@@ -77,11 +80,12 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
         ConfigurationError: the environment or the user's network cannot be made, or not be used as configured.
         IndexError: all environments belong to actors of lower indices.
     """
+    faults = _faults(config, context)
     with ExitStack() as resources:
         acting = (
-            _remote_groups(config, context, resources)
+            _remote_groups(config, context, resources, faults)
             if config.inference_endpoints
-            else _local_group(config, context, resources, still_wanted)
+            else _local_group(config, context, resources, faults, still_wanted)
         )
         if acting is None:
             return None
@@ -106,19 +110,35 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
         resources.callback(producer.close)
         for group in groups:
             resources.callback(group.abandon)
-        return ActorParts(groups=groups, producer=producer, policy=policy, ledger=ledger, resources=resources.pop_all())
+        return ActorParts(
+            groups=groups,
+            producer=producer,
+            policy=policy,
+            ledger=ledger,
+            faults=faults,
+            resources=resources.pop_all(),
+        )
 
 
 _Acting = tuple[tuple[EnvGroup, ...], LocalPolicy | RemotePolicy, EnvSpec]
 
 
-def _remote_groups(config: ActorConfig, context: WorkerContext, resources: ExitStack) -> _Acting:
+def _faults(config: ActorConfig, context: WorkerContext) -> EnvironmentFaults:
+    def count(reason: FaultReason) -> None:
+        context.metrics.environment_faults.labels(reason=reason).inc()
+
+    return EnvironmentFaults(max_non_finite=config.environment.max_non_finite, on_fault=count, log=context.log)
+
+
+def _remote_groups(
+    config: ActorConfig, context: WorkerContext, resources: ExitStack, faults: EnvironmentFaults
+) -> _Acting:
     """Return the groups of an actor that asks policy workers: its environments in order of rank, in equal parts."""
     ranks = config.environment_ranks_of(context.index)
     size = len(ranks) // config.ring_size
     all_envs: list[VectorEnv] = []
     for number in range(config.ring_size):
-        envs = lockstep_environments(config, context, ranks[number * size : (number + 1) * size])
+        envs = lockstep_environments(config, context, ranks[number * size : (number + 1) * size], faults)
         resources.callback(envs.close)
         all_envs.append(envs)
     env_spec = all_envs[0].spec
@@ -143,12 +163,16 @@ def _remote_groups(config: ActorConfig, context: WorkerContext, resources: ExitS
 
 
 def _local_group(
-    config: ActorConfig, context: WorkerContext, resources: ExitStack, still_wanted: Callable[[], bool]
+    config: ActorConfig,
+    context: WorkerContext,
+    resources: ExitStack,
+    faults: EnvironmentFaults,
+    still_wanted: Callable[[], bool],
 ) -> _Acting | None:
     """Return the one group of an actor that evaluates the policy itself, or None if it is no longer wanted."""
     ranks = config.environment_ranks_of(context.index)
     make = environment_threads if config.vectorization == "threads" else lockstep_environments
-    envs: VectorEnv | EnvironmentThreads = make(config, context, ranks)
+    envs: VectorEnv | EnvironmentThreads = make(config, context, ranks, faults)
     resources.callback(envs.close)
     source = open_parameter_source(config, context.token, context.tls)
     resources.callback(source.close)

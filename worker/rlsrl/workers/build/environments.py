@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlsrl.api.resolved import ActorConfig
 from rlsrl.envs.factory import make_environment
+from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.native import make_native
 from rlsrl.envs.seeds import environment_seed
 from rlsrl.envs.threads import EnvironmentThreads
@@ -13,7 +14,9 @@ from rlsrl.workers.build.common import environment_source
 from rlsrl.workers.context import WorkerContext
 
 
-def lockstep_environments(config: ActorConfig, context: WorkerContext, ranks: range) -> VectorEnv:
+def lockstep_environments(
+    config: ActorConfig, context: WorkerContext, ranks: range, faults: EnvironmentFaults
+) -> VectorEnv:
     """Return the environments of those ranks, stepped together by a loop or in bulk. The caller closes them.
 
     Raises:
@@ -22,16 +25,19 @@ def lockstep_environments(config: ActorConfig, context: WorkerContext, ranks: ra
     source = environment_source(config.environment)
     seeds = _seeds(config, context, ranks)
     if config.vectorization == "native":
-        return make_native(source, len(ranks), seed=seeds[0], first_rank=ranks.start)
+        return make_native(source, len(ranks), seed=seeds[0], first_rank=ranks.start, faults=faults)
     return LoopVectorEnv(
         lambda: make_environment(source),
         seeds=seeds,
         first_rank=ranks.start,
         max_decorrelation_steps=config.max_decorrelation_steps,
+        faults=faults,
     )
 
 
-def environment_threads(config: ActorConfig, context: WorkerContext, ranks: range) -> EnvironmentThreads:
+def environment_threads(
+    config: ActorConfig, context: WorkerContext, ranks: range, faults: EnvironmentFaults
+) -> EnvironmentThreads:
     """Return the environments of those ranks, each in a thread of its own. The caller closes them.
 
     It shortens this process's switch interval, for many threads.
@@ -46,6 +52,7 @@ def environment_threads(config: ActorConfig, context: WorkerContext, ranks: rang
         seeds=_seeds(config, context, ranks),
         first_rank=ranks.start,
         max_decorrelation_steps=config.max_decorrelation_steps,
+        faults=faults,
     )
 
 

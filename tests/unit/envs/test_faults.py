@@ -1,0 +1,283 @@
+"""What is not finite never reaches a slot: the step is no transition, its episode is truncated, others go on."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import structlog
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from numpy.typing import NDArray
+from structlog.testing import LogCapture
+
+from rlsrl.data.slots import rollout_layout
+from rlsrl.envs.faults import REPEAT_SECONDS, EnvironmentFaults, NonFiniteValue
+from rlsrl.envs.native import NativeVectorEnv
+from rlsrl.envs.threads import EnvironmentThreads
+from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
+from rlsrl.runtime.errors import EnvironmentFault
+
+NAN = float("nan")
+Script = list[list[tuple[float, float]]]
+"""Episodes of (reward, observation); the first pair is the reset, whose reward does not count."""
+
+
+class SickEnv(gymnasium.Env[Any, Any]):
+    """Plays a script of episodes; after the last it plays the last again. An episode terminates at its end."""
+
+    def __init__(self, script: Script) -> None:
+        self.observation_space = spaces.Dict(
+            {"place": spaces.Box(-np.inf, np.inf, (2,), np.float32), "count": spaces.Box(0, 9, (1,), np.uint8)}
+        )
+        self.action_space = spaces.Discrete(2)
+        self.steps = 0
+        self._script = script
+        self._episode, self._taken = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._episode, self._taken = min(self._episode + 1, len(self._script) - 1), 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._taken += 1
+        self.steps += 1
+        script = self._script[self._episode]
+        return self._observe(), script[self._taken][0], self._taken == len(script) - 1, False, {}
+
+    def _observe(self) -> Any:
+        return {
+            "place": np.array([0, self._script[self._episode][self._taken][1]]),
+            "count": np.array([self._taken], np.uint8),
+        }
+
+
+def episode(*steps: tuple[float, float], begins: float = 0.0) -> list[tuple[float, float]]:
+    return [(0.0, begins), *steps]
+
+
+WELL = [episode(*[(1.0, 1.0)] * 99)]
+NEVER = [episode((1.0, NAN), begins=NAN)]
+
+
+def loop(*scripts: Script, faults: EnvironmentFaults | None = None) -> LoopVectorEnv:
+    waiting = iter(scripts)
+    return LoopVectorEnv(lambda: SickEnv(next(waiting)), seeds=range(len(scripts)), first_rank=40, faults=faults)
+
+
+def slot_for(envs: VectorEnv, num_steps: int) -> dict[str, NDArray[Any]]:
+    layout = rollout_layout(envs.spec, num_steps=num_steps, num_lanes=envs.num_envs)
+    return layout.view(bytearray(b"\x2a" * layout.nbytes))
+
+
+def fill(envs: VectorEnv, num_steps: int) -> dict[str, NDArray[Any]]:
+    """Fill a slot, and check that it is finite after each step."""
+    arrays = slot_for(envs, num_steps)
+    envs.begin(arrays)
+    assert np.isfinite(arrays["observation/place"][0]).all()
+    for step in range(num_steps):
+        envs.step(arrays, step, np.zeros(envs.num_envs, np.int64))
+        assert np.isfinite(arrays["observation/place"][step + 1]).all()
+        for name in ("reward", "episode_return"):
+            assert np.isfinite(arrays[name][step]).all()
+    return arrays
+
+
+def lane(arrays: dict[str, NDArray[Any]], name: str, number: int = 0) -> list[Any]:
+    return arrays[name][:, number].tolist()
+
+
+@pytest.mark.parametrize("bad", [(NAN, 3.0), (1.0, NAN), (np.inf, 3.0), (1e300, 3.0), (1.0, -np.inf)])
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_a_faulty_transition_becomes_the_reset_and_the_step_before_is_truncated(bad: tuple[float, float]) -> None:
+    sick = [episode((1.0, 1.0), (1.0, 2.0), bad, (1.0, 4.0)), episode((5.0, 6.0), (5.0, 7.0))]
+    envs = loop(sick, WELL)
+    arrays = fill(envs, 5)
+    assert lane(arrays, "mask") == [True, True, False, True, True]
+    assert lane(arrays, "reward") == [1, 1, 0, 5, 5]
+    assert lane(arrays, "truncated") == [False, True, False, False, False]
+    assert lane(arrays, "terminated") == [False, False, False, False, True]
+    # Frame 2 is the last finite observation, frame 3 the first of the new episode.
+    assert arrays["observation/place"][:, 0, 1].tolist() == [0, 1, 2, 0, 6, 7]
+    assert arrays["observation/count"][:, 0, 0].tolist() == [0, 1, 2, 0, 1, 2]
+    # A cut episode is not reported.
+    assert lane(arrays, "episode_return") == [0, 0, 0, 0, 10]
+    assert lane(arrays, "episode_length") == [0, 0, 0, 0, 2]
+    assert lane(arrays, "mask", 1) == [True] * 5
+    assert lane(arrays, "reward", 1) == [1] * 5
+
+
+def test_a_fault_of_an_episodes_last_step_cuts_the_episode() -> None:
+    arrays = fill(loop([episode((1.0, 1.0), (1.0, NAN)), WELL[0]]), 3)
+    assert lane(arrays, "mask") == [True, False, True]
+    assert lane(arrays, "truncated") == [True, False, False]
+    assert lane(arrays, "terminated") == [False] * 3
+    assert lane(arrays, "episode_length") == [0] * 3
+
+
+def test_a_fault_of_a_slots_first_step_leaves_the_slot_before_as_it_was() -> None:
+    envs = loop([episode((1.0, 1.0), (1.0, 2.0), (NAN, 3.0)), WELL[0]])
+    first = fill(envs, 2)
+    before = {name: array.copy() for name, array in first.items()}
+    second = fill(envs, 2)
+    assert all((first[name] == before[name]).all() for name in first)
+    assert lane(second, "mask") == [False, True]
+    assert second["observation/place"][:, 0, 1].tolist() == [2, 0, 1]
+
+
+def test_a_step_after_an_episodes_end_stays_a_reset() -> None:
+    arrays = fill(loop([episode((1.0, 1.0)), episode(begins=NAN), WELL[0]]), 4)
+    assert lane(arrays, "mask") == [True, False, False, True]
+    assert lane(arrays, "terminated") == [True, False, False, False]
+    assert lane(arrays, "truncated") == [False] * 4
+    # Until a reset gives a finite observation, the last one stands in.
+    assert arrays["observation/place"][:, 0, 1].tolist() == [1 - 1, 1, 1, 0, 1]
+
+
+def test_a_stand_in_lasts_over_slots_until_a_reset_is_finite() -> None:
+    envs = loop([episode((1.0, 1.0), (1.0, NAN)), *[episode(begins=NAN)] * 3, WELL[0]])
+    first, second, third = fill(envs, 3), fill(envs, 2), fill(envs, 2)
+    assert lane(first, "mask") == [True, False, False]
+    assert lane(second, "mask") == [False, False]
+    assert second["observation/place"][:, 0, 1].tolist() == [1, 1, 0]
+    assert lane(third, "mask") == [True, True]
+    assert third["observation/place"][:, 0, 1].tolist() == [0, 1, 1]
+
+
+def test_an_environment_whose_first_observation_is_not_finite_begins_later() -> None:
+    arrays = fill(loop([episode(begins=NAN), WELL[0]], WELL), 2)
+    assert lane(arrays, "mask") == [False, True]
+    assert lane(arrays, "mask", 1) == [True, True]
+    assert arrays["observation/place"][:, 0, 1].tolist() == [0, 0, 1]
+
+
+def test_random_first_steps_that_are_not_finite_leave_no_return() -> None:
+    script = [episode(*[(NAN, 1.0)] * 99), *[episode((1.0, 1.0), (1.0, 1.0))] * 9]
+    waiting = iter([script] * 16)
+    envs = LoopVectorEnv(lambda: SickEnv(next(waiting)), seeds=range(16), max_decorrelation_steps=9)
+    assert set(fill(envs, 8)["episode_return"].ravel().tolist()) <= {0.0, 2.0}
+
+
+# Counting.
+
+
+class Recorder:
+    def __init__(self, max_non_finite: int | None = None) -> None:
+        self.reasons: list[str] = []
+        self.now = 0.0
+        self.log = LogCapture()
+        log = structlog.wrap_logger(None, processors=[self.log])
+        self.faults = EnvironmentFaults(
+            max_non_finite=max_non_finite, on_fault=self.reasons.append, log=log, now=lambda: self.now
+        )
+
+
+def test_dropped_are_the_steps_that_environments_took_and_the_slots_do_not_have() -> None:
+    recorder, made = Recorder(), list[SickEnv]()
+    scripts = iter([[episode((1.0, 1.0), (NAN, 1.0))], WELL, NEVER])
+
+    def make() -> SickEnv:
+        made.append(SickEnv(next(scripts)))
+        return made[-1]
+
+    envs = LoopVectorEnv(make, seeds=range(3), faults=recorder.faults)
+    transitions = sum(int(fill(envs, 7)["mask"].sum()) for _ in range(3))
+    assert recorder.faults.take_dropped() == sum(env.steps for env in made) - transitions > 0
+    assert recorder.faults.take_dropped() == 0
+    assert set(recorder.reasons) == {"non_finite"}
+
+
+def test_each_environment_is_reported_once_a_minute_with_rank_step_key_and_value() -> None:
+    recorder = Recorder()
+    envs = loop(WELL, [episode((1.0, 1.0), (1.0, NAN))], [episode((np.inf, 1.0))], faults=recorder.faults)
+    fill(envs, 9)
+    events = [{name: event[name] for name in ("rank", "step", "key", "value")} for event in recorder.log.entries]
+    assert events == [
+        {"rank": 42, "step": 1, "key": "reward", "value": "inf"},
+        {"rank": 41, "step": 2, "key": "observation/place[1]", "value": "nan"},
+    ]
+    recorder.now = REPEAT_SECONDS
+    fill(envs, 1)
+    assert (recorder.log.entries[-1]["rank"], recorder.log.entries[-1]["unlogged"]) == (42, 8)
+
+
+def test_only_faults_without_a_finite_transition_between_them_end_the_run() -> None:
+    fill(loop(NEVER, WELL, faults=Recorder(max_non_finite=2).faults), 20)
+    with pytest.raises(EnvironmentFault) as caught:
+        fill(loop(NEVER, [episode(*[(1.0, 1.0)] * 5, (NAN, 1.0)), episode((NAN, 1.0))], faults=Recorder(8).faults), 40)
+    assert str(caught.value).startswith("environment rank 4")
+    assert "(environment.maxNonFinite)" in str(caught.value)
+
+
+def test_a_limit_of_one_allows_no_fault_among_environments_that_are_well() -> None:
+    with pytest.raises(EnvironmentFault, match=r"rank 40: reward is nan at step 3 of its episode; 1 steps"):
+        fill(loop([episode((1.0, 1.0), (1.0, 1.0), (NAN, 1.0))], WELL, faults=Recorder(1).faults), 20)
+
+
+def test_a_fault_has_its_place_in_its_text() -> None:
+    found = NonFiniteValue(rank=3, step=0, key="observation[2]", value=NAN)
+    assert str(found) == "environment rank 3: observation[2] is nan at reset"
+
+
+# Other vectorisations.
+
+
+def bulk(*scripts: Script, faults: EnvironmentFaults | None = None) -> NativeVectorEnv:
+    envs = SyncVectorEnv([partial(SickEnv, script) for script in scripts], autoreset_mode=AutoresetMode.NEXT_STEP)
+    return NativeVectorEnv(envs, seed=0, first_rank=40, faults=faults)
+
+
+def test_bulk_resets_the_whole_vector_at_the_step_after_a_fault() -> None:
+    recorder = Recorder()
+    sick = [episode((1.0, 1.0), (1.0, 2.0), (NAN, 3.0), (1.0, 4.0)), WELL[0]]
+    envs = bulk(sick, WELL, [episode((1.0, 1.0), (1.0, 2.0), (1.0, 3.0)), WELL[0]], faults=recorder.faults)
+    arrays = fill(envs, 5)
+    assert lane(arrays, "mask") == [True, True, False, False, True]
+    assert lane(arrays, "truncated") == [False, True, False, False, False]
+    assert arrays["observation/place"][:, 0, 1].tolist() == [0, 1, 2, 2, 0, 1]
+    # The step of the others is fine. It truncates their episodes, unless it ended them anyway.
+    assert [lane(arrays, "mask", each) for each in (1, 2)] == [[True, True, True, False, True]] * 2
+    assert [lane(arrays, "truncated", each)[2] for each in (1, 2)] == [True, False]
+    assert [lane(arrays, "terminated", each)[2] for each in (1, 2)] == [False, True]
+    assert arrays["observation/place"][:, 2, 1].tolist() == [0, 1, 2, 3, 0, 1]
+    assert [lane(arrays, "episode_length", each) for each in range(3)] == [[0] * 5, [0] * 5, [0, 0, 3, 0, 0]]
+    assert sorted(recorder.reasons) == ["non_finite", "vector_reset"]
+    assert recorder.faults.take_dropped() == 1
+    (event,) = recorder.log.entries
+    assert (event["rank"], event["step"], event["key"]) == (40, 3, "reward")
+
+
+def test_bulk_carries_stand_ins_and_resets_over_slots() -> None:
+    envs = bulk([episode((1.0, 1.0), (1.0, NAN)), episode(begins=NAN), WELL[0]], WELL)
+    first, second = fill(envs, 2), fill(envs, 3)
+    assert lane(first, "mask") == [True, False]
+    assert lane(first, "mask", 1) == [True, True]
+    assert [lane(second, "mask", each) for each in (0, 1)] == [[False, False, True]] * 2
+    assert second["observation/place"][:, 0, 1].tolist() == [1, 1, 0, 1]
+
+
+def test_bulk_ends_the_run_as_the_loop_does() -> None:
+    with pytest.raises(EnvironmentFault, match=r"rank 40: observation/place\[1\] is nan at reset; 9 steps"):
+        fill(bulk(NEVER, WELL, faults=Recorder(9).faults), 20)
+
+
+def test_threads_count_together_and_end_the_run() -> None:
+    recorder = Recorder(max_non_finite=40)
+    scripts = iter([NEVER, [episode((NAN, 1.0))]])
+    envs = EnvironmentThreads(lambda: SickEnv(next(scripts)), seeds=range(2), first_rank=40, faults=recorder.faults)
+    arrays = slot_for(envs, 50)  # type: ignore[arg-type]  # has what it needs
+
+    def work(number: int, single: VectorEnv) -> None:
+        lanes = {name: array[:, number : number + 1] for name, array in arrays.items() if array.ndim > 1}
+        single.begin(lanes)
+        for step in range(50):
+            single.step(lanes, step, np.zeros(1, np.int64))
+
+    envs.begin(work)
+    with pytest.raises(EnvironmentFault, match=r"^environment rank 4[01]: .*; 40 steps"):
+        envs.wait(lambda: envs.num_done == 1, 60.0)
+    envs.close()
