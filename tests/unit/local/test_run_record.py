@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlsrl.local.run_record import RunRecord, Span
+from rlsrl.local.run_record import Rollback, RunRecord, Span
 
 NEW = RunRecord(run_uid="u", created_at=1.0, package_version="0.1")
 
@@ -39,7 +39,13 @@ def test_restarts_are_counted_by_role() -> None:
 
 def test_a_record_survives_json() -> None:
     record = replace(NEW.begin_life(0.0, last_sign=0.0).begin_attempt(1.0).count_restart("actor"), modules="/mine")
+    record = record.roll_back(Rollback(attempt=2, version="1.90", newest="1.100", reason="it is empty", lost_steps=10))
     assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_a_record_of_an_earlier_version_of_rlsrl_has_no_rollbacks() -> None:
+    value = {name: member for name, member in NEW.to_json().items() if name != "rollbacks"}
+    assert RunRecord.from_json(value) == NEW
 
 
 @pytest.mark.parametrize("value", [{}, {**NEW.to_json(), "lives": 3}, {**NEW.to_json(), "attempt": "first"}, []])

@@ -77,6 +77,7 @@ def test_a_finished_run() -> None:
         "attempts": 2,
         "lives": 2,
         "restarts": {"actor": 1},
+        "rollbacks": [],
         "created_at": 1.0,
         "package_version": "0.1",
     }

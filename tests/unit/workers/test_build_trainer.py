@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from rlsrl.data.version import Version
+from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.testing.parameter_dbs import POLICY, make_parameters, make_state
 from rlsrl.workers.build import trainer
 from rlsrl.workers.gang import SoloGang
 
@@ -31,3 +35,18 @@ def test_ranks_train_on_devices_of_one_kind() -> None:
     assert gang.asked == (trainer.GANG_SECONDS, False)
     with pytest.raises(ConfigurationError, match=r"trainers\.device is auto.* cuda, cpu; allowed: one kind of device"):
         trainer.gang_of(config, torch.device("cuda", 0), join_ranks=Met)
+
+
+def test_a_trainer_does_not_begin_again_if_no_version_is_intact(tmp_path: Path) -> None:
+    db = FilesystemParameterDB(tmp_path)
+    assert trainer.state_to_resume(db, POLICY) is None
+    for step in (1, 2):
+        db.push(POLICY, make_parameters(Version(1, step)), state=make_state(Version(1, step)))
+    older, newest = sorted(tmp_path.glob("*/versions/*.safetensors"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    state = trainer.state_to_resume(db, POLICY)
+    assert state is not None
+    assert state.version == Version(1, 1)
+    older.write_bytes(b"")
+    with pytest.raises(ConfigurationError, match="no stored version is intact"):
+        trainer.state_to_resume(db, POLICY)

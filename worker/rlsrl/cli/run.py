@@ -16,6 +16,7 @@ from rlsrl.api.spec import RLExperiment
 from rlsrl.cli.errors import UserError
 from rlsrl.local.controller import Failed, Finished, Interrupted, RecordsLost, RunOutcome
 from rlsrl.local.display import UnbreakableOutput
+from rlsrl.local.folder_check import NothingToResume, check_versions
 from rlsrl.local.run_folder import RUNS, RunFolder, RunFolderError
 from rlsrl.local.session import claim, draw_curve, run_life, settle
 from rlsrl.local.summary import closing_lines
@@ -54,7 +55,7 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
             status = _run(folder, experiment, file, _again(file, overrides, seed, run_dir))
     except (SpecError, RunFolderError, ConfigurationError) as error:
         raise UserError(str(error)) from error
-    except (OSError, LedgerError) as error:
+    except (OSError, LedgerError, NothingToResume) as error:
         raise click.ClickException(f"the run cannot continue: {error}") from error
     except RecordsLost as error:
         raise click.ClickException(str(error)) from error
@@ -70,7 +71,10 @@ def _run(folder: RunFolder, experiment: RLExperiment, file: Path, again: str) ->
         _say(f"{shown} has finished; --fresh renames its folder and starts a new run")
         return _report(settle(folder, experiment), folder, Finished(), again)
     if folder.record.attempt:
+        lost = check_versions(folder)
         _say(f"resuming {shown}, attempt {folder.record.attempt + 1}")
+        for text in lost:
+            _say(f"warning: {text}")
     outcome = run_life(folder, experiment, modules=file.absolute().parent, output=sys.stdout)
     summary = settle(folder, experiment)
     if (problem := draw_curve(folder, experiment)) is not None:

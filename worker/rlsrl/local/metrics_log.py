@@ -37,6 +37,15 @@ def read_rows(path: Path) -> list[MetricsRow]:
     return [row for line in text.splitlines() if (row := _parse(line)) is not None]
 
 
+def count_damaged_lines(path: Path) -> int:
+    """Return how many lines are invalid, without the last one: a killed coordinator may leave a partial line."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return 0
+    return sum(_parse(line) is None for line in lines[:-1])
+
+
 def training_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
     """Return the trainer's rows that belong to the history of the newest weights.
 

@@ -20,11 +20,12 @@ from typing import Any, Self
 
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.local.controller import RecordsLost
-from rlsrl.local.run_record import RunRecord
-from rlsrl.parameters.protocols import ParameterDB
+from rlsrl.local.run_record import Rollback, RunRecord
+from rlsrl.parameters.database import BlobParameterDB
 from rlsrl.parameters.terminal import terminal_record
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder, write_durably
+from rlsrl.runtime.errors import damage
 from rlsrl.workers.build.run_database import open_run_database
 
 RUNS = Path("runs")
@@ -88,15 +89,16 @@ class RunFolder:
 
         Raises:
             RunFolderBusy: another process has locked it.
-            RunFolderError: it contains other files and no run.
+            RunFolderError: it contains other files and no run, or a run without its record.
             OSError: it cannot be created or written.
         """
         path = path.absolute()
         make_folder(path)
-        _refuse_foreign_files(path)
+        if not (fresh and _lacks_record(path)):
+            _refuse_foreign_files(path)
         lock_fd = _lock(path)
         try:
-            if fresh and (path / RECORD).exists():
+            if fresh and ((path / RECORD).exists() or _lacks_record(path)):
                 path.rename(_first_free(path))
                 make_folder(path)
                 moved, lock_fd = lock_fd, _lock(path)
@@ -159,8 +161,12 @@ class RunFolder:
         """Record a restart of that role."""
         self._save(self.record.count_restart(role))
 
+    def record_rollback(self, rollback: Rollback) -> None:
+        """Record that training resumes from an older version than the newest."""
+        self._save(self.record.roll_back(rollback))
+
     @property
-    def database(self) -> ParameterDB:
+    def database(self) -> BlobParameterDB:
         """The run's parameter DB.
 
         Raises:
@@ -216,7 +222,7 @@ def read_record(path: Path) -> RunRecord | None:
         return RunRecord.from_json(json.loads(text))
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
-            f"{path / RECORD} is damaged ({error!r}); --fresh renames the folder and starts a new run"
+            f"{path / RECORD} is damaged ({damage(error)}); --fresh renames the folder and starts a new run"
         ) from error
 
 
@@ -242,11 +248,25 @@ def is_running(path: Path) -> bool:
 
 def _refuse_foreign_files(path: Path) -> None:
     """Raise unless the folder is empty, contains a run or the rest of a killed ``create``."""
-    foreign = sorted(entry.name for entry in path.iterdir() if not _is_ours(entry))
+    if _lacks_record(path):
+        raise RunFolderError(
+            f"{path / RECORD} is missing, but the folder holds a run; restore the file, or use --fresh, which renames "
+            "the folder and starts a new run"
+        )
+    foreign = _foreign_entries(path)
     if foreign and not (path / RECORD).exists():
         raise RunFolderError(
             f"{path} contains other files and no run ({', '.join(foreign[:3])}); give another folder with --run-dir"
         )
+
+
+def _lacks_record(path: Path) -> bool:
+    """Return whether the folder holds a run that has started and whose record is gone."""
+    return (path / RESOLVED_EXPERIMENT).exists() and not (path / RECORD).exists() and bool(_foreign_entries(path))
+
+
+def _foreign_entries(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir() if not _is_ours(entry))
 
 
 def _is_ours(entry: Path) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
+
+from typing_extensions import override
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,29 @@ class Span:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rollback:
+    """A resumption from an older version than the newest, because training could not resume from the newer ones."""
+
+    attempt: int
+    """The attempt that resumed."""
+    version: str
+    """The version from which it resumed."""
+    newest: str
+    """The newest version."""
+    reason: str
+    """What is wrong with that version."""
+    lost_steps: int
+    """Training steps between the two versions."""
+
+    @override
+    def __str__(self) -> str:
+        return (
+            f"attempt {self.attempt} resumed from version {self.version}, since version {self.newest} cannot be used "
+            f"({self.reason}): training steps lost: {self.lost_steps}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """One run, from its first start through every resumption to its end."""
 
@@ -44,6 +69,8 @@ class RunRecord:
     """The lives of the trainer, from the start of its process to its end."""
     restarts: Mapping[str, int] = field(default_factory=dict)
     """Restarts by role, over all lives."""
+    rollbacks: tuple[Rollback, ...] = ()
+    """Resumptions from an older version than the newest, over all lives."""
     modules: str = ""
     """The folder from which the last life imported the user's modules first; empty before the first life."""
 
@@ -84,6 +111,10 @@ class RunRecord:
         """A process of that role is started again."""
         return replace(self, restarts={**self.restarts, role: self.restarts.get(role, 0) + 1})
 
+    def roll_back(self, rollback: Rollback) -> Self:
+        """Return the record after a resumption from an older version than the newest."""
+        return replace(self, rollbacks=(*self.rollbacks, rollback))
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON value that ``from_json`` reads."""
         return {
@@ -94,6 +125,7 @@ class RunRecord:
             "lives": [[span.started_at, span.ended_at] for span in self.lives],
             "training": [[span.started_at, span.ended_at] for span in self.training],
             "restarts": dict(self.restarts),
+            "rollbacks": [asdict(rollback) for rollback in self.rollbacks],
             "modules": self.modules,
         }
 
@@ -112,6 +144,8 @@ class RunRecord:
             lives=_spans(value["lives"]),
             training=_spans(value["training"]),
             restarts={str(role): int(count) for role, count in value["restarts"].items()},
+            # Records of earlier versions of rlsrl lack the key.
+            rollbacks=tuple(Rollback(**rollback) for rollback in value.get("rollbacks", ())),
             modules=str(value["modules"]),
         )
 

@@ -25,6 +25,7 @@ from rlsrl.local.controller import (
     RunOutcome,
 )
 from rlsrl.local.display import Viewer, open_display
+from rlsrl.local.folder_check import check_documents_and_pages
 from rlsrl.local.metrics_log import read_rows, training_rows
 from rlsrl.local.monitor import StatusMonitor
 from rlsrl.local.preflight import require_open_files
@@ -97,7 +98,10 @@ def run_life(
         command: the command that starts a worker, without its arguments.
 
     Raises:
-        ConfigurationError: the parameter DB refuses the access, or this process may open too few files.
+        ConfigurationError: the parameter DB refuses the access, a document in the folder is damaged, or this process
+            may open too few files.
+        RunFolderError: a document in the folder lacks an entry.
+        LedgerError: a page is damaged.
         OSError: a process or file cannot be created, or the parameter DB cannot be reached.
         RecordsLost: the run folder was removed or moved.
     """
@@ -105,13 +109,14 @@ def run_life(
     require_open_files(sum(resolved.coordinator.num_workers.values()) + 1)
     _write_configs(folder, resolved)
     folder.database.policies()  # Fail before any process starts if the store refuses the access.
+    lost = check_documents_and_pages(folder, resolved.coordinator)
     settle_ledger(folder.ledger)
     token = new_token()
     client = CoordinatorClient(resolved.coordinator.coordinator_address, token)
     status_file = StatusFile(folder.status)
     monitor = StatusMonitor(client, publish=status_file.write)
     display = open_display(Viewer(experiment, monitor.newest), output)
-    for warning in resolved.warnings:
+    for warning in (*resolved.warnings, *lost):
         display.note(f"warning: {warning}")
     folder.begin_life(modules=modules)
     status_file.remove()

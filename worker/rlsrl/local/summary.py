@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -67,6 +67,7 @@ def summarize(facts: RunFacts) -> dict[str, Any]:
         "attempts": facts.record.attempt,
         "lives": len(facts.record.lives),
         "restarts": dict(facts.record.restarts),
+        "rollbacks": [{**asdict(rollback), "text": str(rollback)} for rollback in facts.record.rollbacks],
         "created_at": facts.record.created_at,
         "package_version": facts.record.package_version,
     }
@@ -93,6 +94,7 @@ def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = Fa
         f"{summary['name']} {state}: {returns} after {effort}",
         *_evaluation_lines(summary),
         *_dropped_lines(summary["ledger"]),
+        *(f"WARNING: {rollback['text']}" for rollback in summary["rollbacks"]),
         *ledger_warning(summary["ledger"]),
         f"results: {folder}",
     ]

@@ -29,7 +29,7 @@ from rlsrl.parameters.names import (
     unknown_tag,
     unknown_version,
 )
-from rlsrl.parameters.protocols import Corrupt, Parameters, Ref, TrainerState, VersionInfo
+from rlsrl.parameters.protocols import Corrupt, Parameters, Ref, ResumePoint, TrainerState, VersionInfo
 
 _ARRAYS = ".safetensors"
 _NOTE = ".json"
@@ -164,8 +164,7 @@ class Contents:
             if version not in stored:
                 continue  # pruned since the listing, or its prune was interrupted
             try:
-                state = self.state(version)
-                self.parameters(version)
+                state = self._resumable(version)
             except Corrupt as error:
                 self._report(error)
             else:
@@ -173,6 +172,34 @@ class Contents:
         if self.states() != listed:
             raise FileNotFoundError(f"{self._policy}/states")
         return None
+
+    def resume_point(self) -> ResumePoint:
+        """Return where training resumes, and why it cannot resume from the newer versions.
+
+        Raises:
+            FileNotFoundError: the versions changed during the search.
+        """
+        states, stored = set(self.states()), set(self.versions())
+        unusable: dict[Version, str] = {}
+        for version in sorted(states | stored, reverse=True):
+            if version not in stored:
+                unusable[version] = f"{version_path(self._policy, version)} is missing"
+            elif version not in states:
+                unusable[version] = f"{state_path(self._policy, version)} is missing"
+            else:
+                try:
+                    self._resumable(version)
+                except Corrupt as error:
+                    unusable[version] = f"{error}"
+                else:
+                    return ResumePoint(version=version, unusable=unusable)
+        return ResumePoint(version=None, unusable=unusable if stored else {})
+
+    def _resumable(self, version: Version) -> TrainerState:
+        """Return the version's state; raise ``Corrupt`` or FileNotFoundError unless state and weights are intact."""
+        state = self.state(version)
+        self.parameters(version)
+        return state
 
     def infos(self) -> list[VersionInfo]:
         """Return the stored versions' infos, ascending. Versions with a corrupt header are left out."""
@@ -240,7 +267,8 @@ class Contents:
     def _header(self, version: Version) -> StoredHeader:
         path = version_path(self._policy, version)
         data = self._view.read(path, HEADER_BYTES)
-        if header_size(data) > len(data):
+        # A damaged size may be larger than any file.
+        if len(data) < header_size(data) <= self._view.size(path):
             data = self._view.read(path, header_size(data))
         header = decode_header(data, path)
         _check_name(path, version, header.version)

@@ -53,6 +53,7 @@ from rlsrl.parameters.protocols import (
     ParameterError,
     Parameters,
     Ref,
+    ResumePoint,
     StaleAttempt,
     TrainerState,
     VersionExists,
@@ -174,6 +175,10 @@ class BlobParameterDB(ParameterDB):
                 return None
 
         return self._read(policy, read)
+
+    def resume_point(self, policy: str) -> ResumePoint:
+        """Return where training resumes, and why it cannot resume from newer versions."""
+        return self._read(policy, Contents.resume_point)
 
     @override
     def tag(self, policy: str, ref: Ref, *tags: str) -> None:

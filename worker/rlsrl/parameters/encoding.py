@@ -25,6 +25,7 @@ from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.parameters.names import check_version
 from rlsrl.parameters.protocols import Corrupt, NonFinite, Parameters, TrainerState
+from rlsrl.runtime.errors import damage
 
 HEADER_BYTES = 64 * 1024
 """Bytes at a file's start that hold the header of most files; ``header_size`` returns the exact number."""
@@ -115,7 +116,7 @@ def decode_parameters(data: bytes, source: str) -> Parameters:
             statistics={name.removeprefix("statistics/"): array for name, array in arrays.items()},
         )
     except (KeyError, ValueError) as error:
-        raise Corrupt(f"{source}: {error!r}") from error
+        raise Corrupt(f"{source}: {damage(error)}") from error
 
 
 def content_digest(parameters: Parameters) -> str:
@@ -143,7 +144,7 @@ def decode_header(data: bytes, source: str) -> StoredHeader:
             metadata=json.loads(fields["metadata"]),
         )
     except (KeyError, ValueError) as error:
-        raise Corrupt(f"{source}: {error!r}") from error
+        raise Corrupt(f"{source}: {damage(error)}") from error
 
 
 def encode_state(state: TrainerState) -> bytes:
@@ -185,7 +186,7 @@ def decode_state(data: bytes, source: str) -> TrainerState:
             values=json.loads(fields["values"]),
         )
     except (KeyError, ValueError) as error:
-        raise Corrupt(f"{source}: {error!r}") from error
+        raise Corrupt(f"{source}: {damage(error)}") from error
 
 
 def encode_note(value: Any) -> bytes:
@@ -203,7 +204,7 @@ def decode_note(data: bytes, source: str) -> Any:
         note = json.loads(data)
         value, crc32 = note["value"], note["crc32"]
     except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt(f"{source}: {error!r}") from error
+        raise Corrupt(f"{source}: {damage(error)}") from error
     if zlib.crc32(_canonical(value)) != crc32:
         raise Corrupt(f"{source}: the checksum does not match")
     return value
@@ -252,7 +253,7 @@ def _fields(data: bytes, source: str, expected_format: str) -> dict[str, str]:
         fields = dict(header["__metadata__"])
         crc32 = fields.pop("crc32")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Corrupt(f"{source}: no readable header ({error!r})") from error
+        raise Corrupt(f"{source}: no readable header ({damage(error)})") from error
     if str(zlib.crc32(_canonical(fields))) != crc32:
         raise Corrupt(f"{source}: the header's checksum does not match")
     if fields.get("format") != expected_format:
@@ -267,7 +268,7 @@ def _unpack(
     try:
         arrays = load(data)
     except (SafetensorError, KeyError, ValueError) as error:
-        raise Corrupt(f"{source}: {error!r}") from error
+        raise Corrupt(f"{source}: {damage(error)}") from error
     names = {name: fields[name] for name in ("format", *identity)}
     if _sha256(names, arrays) != fields["sha256"]:
         raise Corrupt(f"{source}: the checksum of the arrays does not match")

@@ -90,6 +90,24 @@ class VersionInfo:
     """JSON values: those of the push (env_steps, return_mean) and those added later (evaluations)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResumePoint:
+    """Where training resumes."""
+
+    version: Version | None
+    """The newest version whose weights and state are intact; None if there is none."""
+    unusable: Mapping[Version, str]
+    """Why training cannot resume from each newer version, the newest first."""
+
+    @property
+    def lost_steps(self) -> int:
+        """Training steps between this version and the newest one."""
+        if not self.unusable:
+            return 0
+        newest = next(iter(self.unusable))
+        return max(0, newest.step - (0 if self.version is None else self.version.step))
+
+
 Ref = Version | Literal["latest"] | str
 """A version, ``"latest"``, a tag, or a version's text (``"2.1500"``)."""
 

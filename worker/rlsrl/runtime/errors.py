@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from textwrap import shorten
 
 CONFIGURATION_ERROR = 2
 """Exit code of a worker whose configuration is invalid: a restart would end the same way."""
@@ -12,6 +13,9 @@ CONFIGURATION_ERROR = 2
 ENVIRONMENT_FAULT = 3
 """Exit code of a worker whose environments end the run: a restart would end the same way."""
 
+MAX_DAMAGE_CHARACTERS = 160
+"""Longest text of ``damage``."""
+
 
 class ConfigurationError(ValueError):
     """The experiment cannot run as written. The text says where, what is wrong and what to do."""
@@ -19,6 +23,14 @@ class ConfigurationError(ValueError):
 
 class EnvironmentFault(RuntimeError):
     """Environments give nothing that can be trained on. The text says which, what is wrong and what to do."""
+
+
+def damage(error: Exception) -> str:
+    """Return why content cannot be read, on one short line.
+
+    The ``repr`` of a decoding error would hold the whole content.
+    """
+    return shorten(f"{type(error).__name__}: {error}", MAX_DAMAGE_CHARACTERS, placeholder="...")
 
 
 def did_you_mean(value: str, candidates: Iterable[str]) -> str:

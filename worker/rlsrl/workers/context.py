@@ -16,7 +16,7 @@ from rlsrl.runtime.activity import WORKING, Stage
 from rlsrl.runtime.addresses import Directory
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.join_session import JoinSession
-from rlsrl.runtime.ledger import LedgerPage, PageRecord, starting_record
+from rlsrl.runtime.ledger import LedgerPage, PageRecord, page_path, starting_record
 from rlsrl.runtime.metrics import LedgerCollector, Metrics
 
 
@@ -56,7 +56,7 @@ class WorkerContext:
             LedgerError: another process writes the page, or the page is damaged.
         """
         self.ledger_folder.mkdir(parents=True, exist_ok=True)
-        page = LedgerPage.open(self.ledger_folder / f"{self.role}-{self.index}.page", self.role, self.index)
+        page = LedgerPage.open(page_path(self.ledger_folder, self.role, self.index), self.role, self.index)
         payload = self.join_session.ledger_copy
         kept = PageRecord.decode(payload, role=self.role, index=self.index) if payload else None
         page.apply(lambda record: starting_record(record, kept, incarnation=self.incarnation))

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from rlsrl.api.resolved import CoordinatorConfig
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.errors import ConfigurationError, damage
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.ledger import LedgerError
 from rlsrl.workers.documents import COORDINATORS, LEDGER_COPIES, ROSTER, StoredDocument, open_document
@@ -119,6 +119,18 @@ def take_over(config: CoordinatorConfig, *, now: float, log: structlog.stdlib.Bo
     )
 
 
+def check_documents(config: CoordinatorConfig) -> tuple[Leases, LedgerCopies]:
+    """Read the documents that an earlier coordinator left, without leading. Return its leases and ledger copies.
+
+    Raises:
+        ConfigurationError: the content of a document is invalid.
+        OSError: a document cannot be read.
+    """
+    Leadership(open_document(config, COORDINATORS), own_process()).names()
+    leases = read_leases(config, open_document(config, ROSTER), now=0.0)
+    return leases, read_ledger_copies(config.num_workers, open_document(config, LEDGER_COPIES))
+
+
 def read_leases(config: CoordinatorConfig, document: StoredDocument, *, now: float) -> Leases:
     """Return the leases that an earlier coordinator of this run left; none if there is no document.
 
@@ -133,7 +145,10 @@ def read_leases(config: CoordinatorConfig, document: StoredDocument, *, now: flo
     except FileNotFoundError:
         return Leases(lease_seconds=config.lease_seconds, capacity=capacity)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{document} is not a roster: {error!r}") from error
+        raise ConfigurationError(
+            f"{document} is not a roster ({damage(error)}); restore it, or start a new run (`rlsrl run --fresh`; on "
+            "Kubernetes a new experiment)"
+        ) from error
 
 
 def read_ledger_copies(capacity: Mapping[str, int], document: StoredDocument) -> LedgerCopies:
@@ -149,4 +164,7 @@ def read_ledger_copies(capacity: Mapping[str, int], document: StoredDocument) ->
     except FileNotFoundError:
         return copies
     except (AttributeError, KeyError, TypeError, ValueError, LedgerError) as error:
-        raise ConfigurationError(f"{document} does not hold ledger pages: {error!r}") from error
+        raise ConfigurationError(
+            f"{document} does not hold ledger pages ({damage(error)}); remove it: the run needs these copies only for "
+            "workers whose own page is lost"
+        ) from error

@@ -11,7 +11,7 @@ import json
 
 from typing_extensions import override
 
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.errors import ConfigurationError, damage
 from rlsrl.workers.documents import StoredDocument
 
 MAX_NAMES = 64
@@ -39,7 +39,7 @@ class Leadership:
             ConfigurationError: the document is not a list of names.
             OSError: the document cannot be read or written.
         """
-        names = self._names()
+        names = self.names()
         if self._process in names[:-1]:
             raise self._superseded(names)
         if names[-1:] != [self._process]:
@@ -54,21 +54,30 @@ class Leadership:
             ConfigurationError: the document is not a list of names.
             OSError: the document cannot be read or written.
         """
-        names = self._names()
+        names = self.names()
         if not (names and self._acquired):
             self.acquire()
         elif names[-1] != self._process:
             raise self._superseded(names)
 
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Return the list of coordinators, the newest last.
+
+        Raises:
+            ConfigurationError: the document is not a list of names.
+            OSError: the document cannot be read.
+        """
         try:
             names = json.loads(self._document.read())
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise TypeError("the content is no JSON list of strings")
         except FileNotFoundError:
             return []
-        except ValueError as error:
-            raise ConfigurationError(f"{self._document} is not a list of coordinators: {error}") from error
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ConfigurationError(f"{self._document} is not a list of coordinators: {names!r}")
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"{self._document} is not a list of coordinators ({damage(error)}); remove it: the next coordinator "
+                "begins a new list"
+            ) from error
         return names
 
     def _superseded(self, names: list[str]) -> Superseded:

@@ -97,6 +97,10 @@ class Leases:
         """Return the lease that the instance holds, or None."""
         return next((lease for lease in self._leases.values() if lease.held and lease.instance == instance), None)
 
+    def knows(self, role: str, index: int) -> bool:
+        """Return whether the index was ever leased."""
+        return (role, index) in self._leases
+
     def lease(self, claim: Claim, now: float) -> Lease | Wait | LeaseRefusal:
         """Decide on a claim. The caller must make ``to_json`` durable before it sends a lease to the worker.
 

@@ -15,7 +15,7 @@ from rlsrl.runtime.ledger.accounts import (
     starting_record,
 )
 from rlsrl.runtime.ledger.balance import CHAIN, Balance, balance, settle_ledger
-from rlsrl.runtime.ledger.page import MAX_RECORD_BYTES, LedgerPage, read_page, read_pages
+from rlsrl.runtime.ledger.page import MAX_RECORD_BYTES, LedgerPage, page_path, read_page, read_pages
 from rlsrl.runtime.ledger.records import (
     DROP_REASONS,
     LOSS_CAUSES,
@@ -46,6 +46,7 @@ __all__ = [
     "ProducerProgress",
     "TrainerLedger",
     "balance",
+    "page_path",
     "read_page",
     "read_pages",
     "settle_ledger",

@@ -124,6 +124,11 @@ class LedgerPage:
         self.close()
 
 
+def page_path(folder: Path, role: str, index: int) -> Path:
+    """Return the path of a worker's page in the run's ledger folder."""
+    return folder / f"{role}-{index}{SUFFIX}"
+
+
 def read_page(path: Path) -> PageRecord | None:
     """Return the page's current record, also while its process writes it; None if the page is missing or not complete.
 
@@ -140,7 +145,7 @@ def read_page(path: Path) -> PageRecord | None:
         for _ in range(_MAX_READS):
             if (record := _read_bank(descriptor, _active_bank(descriptor))) is not None:
                 return record
-        raise LedgerError(f"{path} is damaged: the active record fails its checksum")
+        raise _damaged(path, "the active record fails its checksum")
     finally:
         os.close(descriptor)
 
@@ -159,12 +164,23 @@ def _is_page(descriptor: int, path: Path) -> bool:
     """Return whether the file is a page.
 
     Raises:
-        LedgerError: another version of rlsrl wrote the page.
+        LedgerError: another version of rlsrl wrote the page, or the page is damaged.
     """
     magic = os.pread(descriptor, len(_MAGIC), 0)
-    if magic != _MAGIC and magic.startswith(_ANY_MAGIC):
+    if magic == _MAGIC:
+        if (num_bytes := os.fstat(descriptor).st_size) != _FILE_BYTES:
+            raise _damaged(path, f"it has {num_bytes} bytes, not {_FILE_BYTES}")
+        return True
+    if magic.startswith(_ANY_MAGIC):
         raise LedgerError(f"{path} was written by another version of rlsrl: {magic!r}, not {_MAGIC!r}")
-    return magic == _MAGIC
+    # Until its creation is complete, a page begins with zeros.
+    if magic.strip(b"\0"):
+        raise _damaged(path, f"it begins with {magic!r}, not {_MAGIC!r}")
+    return False
+
+
+def _damaged(path: Path, why: str) -> LedgerError:
+    return LedgerError(f"{path} is damaged: {why}; remove it, and the ledger continues from the last checkpoint")
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -206,7 +222,7 @@ def _recover(descriptor: int, path: Path) -> tuple[PageRecord, int]:
     for bank in (active, 1 - active):
         if (record := _read_bank(descriptor, bank)) is not None:
             return record, bank
-    raise LedgerError(f"{path} is damaged: remove it, and the ledger continues from the last checkpoint")
+    raise _damaged(path, "both records fail their checksums")
 
 
 def _active_bank(descriptor: int) -> int:
@@ -234,4 +250,4 @@ def _read_bank(descriptor: int, bank: int) -> PageRecord | None:
     if not payload or zlib.crc32(payload) != checksum:
         return None
     _, index, role = _HEADER.unpack(os.pread(descriptor, _HEADER.size, 0))
-    return PageRecord.decode(payload, role=role.rstrip(b"\0").decode(), index=index)
+    return PageRecord.decode(payload, role=role.rstrip(b"\0").decode(errors="replace"), index=index)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsrl.api.resolved import ActorConfig, ObjectStoreConfig, ParameterStoreConfig, PolicyWorkerConfig, TrainerConfig
 from rlsrl.parameters.broadcast import BroadcastPublisher, BroadcastReader
+from rlsrl.parameters.database import BlobParameterDB
 from rlsrl.parameters.fan_out import FanOutPublisher
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.protocols import ParameterDB, ParameterPublisher, ParameterSource
@@ -27,15 +28,24 @@ def open_parameter_store(store: ParameterStoreConfig) -> ParameterDB:
         TokenMissing: the store is a service, and the environment has no token.
         TlsUnusable: the store is a service, and the environment's certificates cannot be used.
     """
-    if store.folder is not None:
-        return FilesystemParameterDB(Path(store.folder))
     if store.service is not None:
         from rlsrl.parameters.service import ServiceParameterDB
         from rlsrl.rpc.auth import token_from_environment
         from rlsrl.rpc.tls import tls_from_environment
 
         return ServiceParameterDB(store.service, token_from_environment(), tls=tls_from_environment())
-    assert store.object_store is not None, "validation leaves exactly one"
+    return open_blobs(store)
+
+
+def open_blobs(store: ParameterStoreConfig) -> BlobParameterDB:
+    """Return the parameter database of a store that is a folder or an object store. It connects to nothing yet.
+
+    Raises:
+        ConfigurationError: the environment has no credentials, or a package is missing.
+    """
+    if store.folder is not None:
+        return FilesystemParameterDB(Path(store.folder))
+    assert store.object_store is not None, "no other process serves this store"
     objects = open_objects(store.object_store)
     from rlsrl.parameters.object_store import ObjectStoreParameterDB
 

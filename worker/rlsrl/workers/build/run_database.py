@@ -7,22 +7,22 @@ from pathlib import Path
 
 from rlsrl.api.placement import PARAMETERS
 from rlsrl.api.resolved import ParameterStoreConfig
-from rlsrl.parameters.protocols import ParameterDB
-from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.workers.build.parameters import open_parameter_store
+from rlsrl.parameters.database import BlobParameterDB
+from rlsrl.runtime.errors import ConfigurationError, damage
+from rlsrl.workers.build.parameters import open_blobs
 
 RESOLVED = "resolved.json"
 """Name of the file in the run folder with each role's resolved config."""
 
 
-def open_run_database(run: Path) -> ParameterDB:
+def open_run_database(run: Path) -> BlobParameterDB:
     """Return the run's parameter database. If it is inside the run folder, the folder may have been moved.
 
     Raises:
         ConfigurationError: the folder's file ``resolved.json`` is invalid, or the store cannot be used from here, for
             example without credentials.
     """
-    return open_parameter_store(_store(run))
+    return open_blobs(_store(run))
 
 
 def _store(run: Path) -> ParameterStoreConfig:
@@ -34,5 +34,8 @@ def _store(run: Path) -> ParameterStoreConfig:
     except FileNotFoundError:
         return inside  # No process of the run has started yet.
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{run / RESOLVED} is not a file of this version of rlsrl: {error!r}") from error
+        raise ConfigurationError(
+            f"{run / RESOLVED} is not a file of this version of rlsrl ({damage(error)}); remove it and call "
+            "`rlsrl run` again, which writes the file anew"
+        ) from error
     return inside if store.folder is not None else store

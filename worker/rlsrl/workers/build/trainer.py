@@ -80,7 +80,7 @@ def build_trainer(
     Waits for the other ranks of its gang.
 
     Raises:
-        ConfigurationError: the environment or the user's network cannot be made.
+        ConfigurationError: the environment or the user's network cannot be made, or no stored version is intact.
         ExportMismatch: the exported actor does not compute what the network does.
     """
     env_spec = environment_spec(environment_source(config.environment))
@@ -227,9 +227,25 @@ def gang_of(config: TrainerConfig, device: torch.device, *, join_ranks: Callable
     return gang
 
 
+def state_to_resume(db: ParameterDB, policy_name: str) -> TrainerState | None:
+    """Return the newest intact state; None for a new run.
+
+    Raises:
+        ConfigurationError: versions are stored, and training can resume from none. A new run would hide the loss.
+    """
+    if policy_name not in db.policies():
+        return None
+    if (state := db.load_state(policy_name)) is None:
+        raise ConfigurationError(
+            f"policy {policy_name!r}: no stored version is intact with its trainer state, so training cannot resume; "
+            "restore the parameters, or start a new run (`rlsrl run --fresh`; on Kubernetes a new experiment)"
+        )
+    return state
+
+
 def _agreed_state(config: TrainerConfig, db: ParameterDB, gang: Gang) -> TrainerState | None:
     """Return the state that rank 0 resumes from, the same on every rank; None for a new run."""
-    found = db.load_state(config.policy_name) if gang.rank == 0 and config.policy_name in db.policies() else None
+    found = state_to_resume(db, config.policy_name) if gang.rank == 0 else None
     version = gang.agree({"resume": None if found is None else str(found.version)})[0]["resume"]
     if gang.rank == 0 or version is None:
         return found

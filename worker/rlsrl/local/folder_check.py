@@ -1,0 +1,85 @@
+"""Checks of the files from which a run resumes, before a process starts: what is lost, or why the run must stop."""
+
+from __future__ import annotations
+
+from rlsrl.api.resolved import CoordinatorConfig
+from rlsrl.api.role_configs import POLICY_NAME
+from rlsrl.local.metrics_log import count_damaged_lines, read_rows
+from rlsrl.local.run_folder import RunFolder, RunFolderError
+from rlsrl.local.run_record import Rollback
+from rlsrl.runtime.ledger import CHAIN, LedgerError, page_path, read_page, read_pages
+from rlsrl.workers.coordinator_state import check_documents
+
+_FRESH = "--fresh renames the folder and starts a new run"
+
+
+class NothingToResume(Exception):
+    """The run has trained, and no stored version is intact. The text says what to do."""
+
+
+def check_versions(folder: RunFolder) -> list[str]:
+    """Check the stored versions of a run that has started. Return what its next attempt loses; record it, too.
+
+    Raises:
+        NothingToResume: training would begin from zero.
+        OSError: the store cannot be read.
+    """
+    point = folder.database.resume_point(POLICY_NAME)
+    rows = read_rows(folder.metrics)
+    if point.version is None:
+        found = "".join(f": {reason}" for reason in list(point.unusable.values())[:1])
+        if point.unusable or rows:
+            raise NothingToResume(
+                f"{folder.path}: the run has trained, and no stored version is intact with its state{found}; restore "
+                f"the parameters, or use --fresh, which renames the folder and starts a new run"
+            )
+        return []
+    lost = []
+    if point.unusable:
+        newest, reason = next(iter(point.unusable.items()))
+        rollback = Rollback(
+            attempt=folder.record.attempt + 1,
+            version=str(point.version),
+            newest=str(newest),
+            reason=reason,
+            lost_steps=point.lost_steps,
+        )
+        folder.record_rollback(rollback)
+        lost.append(str(rollback))
+    if damaged := count_damaged_lines(folder.metrics):
+        lost.append(f"{folder.metrics} is damaged: {damaged} lines are left out of the learning curve")
+    if point.version.step and not rows:
+        lost.append(f"{folder.metrics} has no rows: the learning curve begins after step {point.version.step}")
+    return lost
+
+
+def check_documents_and_pages(folder: RunFolder, config: CoordinatorConfig) -> list[str]:
+    """Check the coordinator's documents and the ledger's pages. Return what is lost.
+
+    Raises:
+        ConfigurationError: a document is damaged.
+        RunFolderError: a lease is missing. Workers would repeat their incarnations, which the ledger refuses.
+        LedgerError: a page is damaged.
+        OSError: a document cannot be read.
+    """
+    leases, copies = check_documents(config)
+    for page in read_pages(folder.ledger):
+        path = page_path(folder.ledger, page.role, page.index)
+        if not path.exists():
+            raise LedgerError(f"{folder.ledger}: a page says that it is the page of {page.role} {page.index}; {_FRESH}")
+        if page.incarnation >= 0 and not leases.knows(page.role, page.index):
+            raise RunFolderError(
+                f"{folder.path / 'roster.json'} has no lease of {page.role} {page.index}, whose ledger page exists; "
+                f"restore the file; {_FRESH}"
+            )
+    paths = {
+        page_path(folder.ledger, role, index)
+        for role in CHAIN
+        for index in range(config.num_workers.get(role, 0))
+        if copies.get(role, index) is not None
+    }
+    return [
+        f"{path} is missing or empty: the ledger continues from the coordinator's copy, at most some seconds older"
+        for path in sorted(paths)
+        if read_page(path) is None
+    ]
