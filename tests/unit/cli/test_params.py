@@ -102,7 +102,40 @@ def test_list_as_json(run: Path) -> None:
         "num_parameters": 3000,
         "has_state": True,
         "metadata": {"env_steps": 131072, "return_mean": 64 / 3, "program": {"layers": [64] * 100}},
+        "damage": None,
     }
+
+
+@pytest.mark.parametrize("part", ["versions", "states"])
+def test_damaged_versions_are_marked(run: Path, part: str) -> None:
+    newest = run / "parameters" / POLICY / part / f"{file_stem(Version(1, 128))}.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+
+    lines = output("list", run).splitlines()
+
+    assert [line.split()[-1] for line in lines[1:4]] == ["yes", "yes", "damaged"]
+    reason = f"{POLICY}/{part}/{newest.name}: the checksum of the arrays does not match"
+    assert lines[4:] == [f"1.128 is damaged: {reason}"]
+    damage = {each["version"]: each["damage"] for each in json.loads(output("list", run, "--json"))}
+    assert damage == {"1.0": None, "1.64": None, "1.128": reason}
+    if part == "versions":
+        assert reason in refusal("show", run, "1.128")
+    else:
+        assert f"damage: {reason}" in output("show", run, "1.128").splitlines()
+    assert "damage: none" in output("show", run, "1.64").splitlines()
+
+
+def test_a_version_without_a_readable_header_is_listed(run: Path) -> None:
+    for path in (run / "parameters" / POLICY / "versions").glob("*.safetensors"):
+        path.write_bytes(b"")
+    rows = output("list", run).splitlines()[1:4]
+    assert [(row.split()[0], row.split()[-1]) for row in rows] == [
+        ("1.0", "damaged"),
+        ("1.64", "damaged"),
+        ("1.128", "damaged"),
+    ]
 
 
 def test_a_run_is_a_folder_or_a_name_in_runs(run: Path) -> None:
@@ -201,7 +234,8 @@ def test_damage_is_reported_on_stderr(run: Path) -> None:
     arrays = versions / f"{file_stem(Version(1, 128))}.safetensors"
     arrays.write_bytes(arrays.read_bytes()[:-1] + b"!")
     result = call("list", run, "--json")
-    assert [version["version"] for version in json.loads(result.stdout)] == ["1.0", "1.128"]
+    damaged = {version["version"] for version in json.loads(result.stdout) if version["damage"] is not None}
+    assert damaged == {"1.64", "1.128"}
     assert "parameters_corrupt" in result.stderr
     assert "000128" in refusal("show", run, "1.128")
     assert json.loads(output("show", run, "--json"))["version"] == "1.0"

@@ -22,6 +22,7 @@ from rlsrl.cli.text import columns
 from rlsrl.data.version import Version
 from rlsrl.parameters.encoding import encode_parameters
 from rlsrl.parameters.evaluations import evaluation_of, return_mean_of
+from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.protocols import ParameterDB, ParameterError, Parameters, VersionInfo
 from rlsrl.runtime.durable import write_durably
 from rlsrl.workers.build.run_database import RESOLVED, open_run_database
@@ -62,10 +63,20 @@ def params() -> None:
 @_policy
 @_json
 def list_versions(run: Path, namespace: str | None, policy: str, as_json: bool) -> None:
-    """List the stored versions, oldest first."""
+    """List the stored versions, oldest first.
+
+    Versions in a folder on this machine are read in full, and damaged ones are marked.
+    """
     with _user_errors(), _opened(run, namespace) as db:
-        infos = _stored(db, policy)
-    click.echo(json.dumps([_describe(info) for info in infos]) if as_json else columns([_HEADER, *map(_row, infos)]))
+        damage = _damage(db, policy)
+        infos = {} if damage and not db.versions(policy) else {info.version: info for info in _stored(db, policy)}
+    listed = sorted({*infos, *damage})
+    if as_json:
+        click.echo(json.dumps([_describe_listed(version, infos.get(version), damage) for version in listed]))
+        return
+    click.echo(columns([_HEADER, *(_listed_row(version, infos.get(version), damage) for version in listed)]))
+    for version, reason in damage.items():
+        click.echo(f"{version} is damaged: {reason}")
 
 
 @params.command()
@@ -77,7 +88,10 @@ def show(run: Path, namespace: str | None, version: str, policy: str, as_json: b
     """Show one version in full, after a check of its digest."""
     with _user_errors(), _opened(run, namespace) as db:
         info, parameters = _one(db, policy, version)
+        damage = _damage(db, policy).get(info.version)
     described = _describe(info) | {
+        "has_state": info.has_state and damage is None,
+        "damage": damage,
         "layout": parameters.layout,
         "statistics": {name: list(array.shape) for name, array in parameters.statistics.items()},
     }
@@ -174,6 +188,11 @@ def _stored(db: ParameterDB, policy: str) -> list[VersionInfo]:
     return infos
 
 
+def _damage(db: ParameterDB, policy: str) -> Mapping[Version, str]:
+    """Return what is wrong with damaged versions. Other stores than folders verify what they hold themselves."""
+    return db.damage(policy) if isinstance(db, FilesystemParameterDB) else {}
+
+
 def _one(db: ParameterDB, policy: str, version: str) -> tuple[VersionInfo, Parameters]:
     """Return a version with its weights; ``version`` is a version, a tag or latest."""
     parameters = db.get(policy, version)
@@ -195,6 +214,17 @@ def _describe(info: VersionInfo) -> dict[str, Any]:
         "has_state": info.has_state,
         "metadata": dict(info.metadata),
     }
+
+
+def _describe_listed(version: Version, info: VersionInfo | None, damage: Mapping[Version, str]) -> dict[str, Any]:
+    """Return the JSON value of a version; only its name and its damage if its header cannot be read."""
+    described = {"version": str(version)} if info is None else _describe(info)
+    return described | {"damage": damage.get(version)}
+
+
+def _listed_row(version: Version, info: VersionInfo | None, damage: Mapping[Version, str]) -> tuple[str, ...]:
+    row = (str(version), *["-"] * (len(_HEADER) - 1)) if info is None else _row(info)
+    return (*row[:-1], "damaged") if version in damage else row
 
 
 def _row(info: VersionInfo) -> tuple[str, ...]:
@@ -228,6 +258,7 @@ def _lines(described: Mapping[str, Any]) -> str:
         "num_parameters": lambda number: f"{number:,}",
         "nbytes": _size,
         "has_state": lambda has_state: "yes, training can resume here" if has_state else "no",
+        "damage": lambda damage: damage or "none",
     }
     lines = [
         f"{key.removeprefix('num_').removeprefix('has_')}: {shown.get(key, _value)(value)}"

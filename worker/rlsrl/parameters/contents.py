@@ -195,6 +195,23 @@ class Contents:
                     return ResumePoint(version=version, unusable=unusable)
         return ResumePoint(version=None, unusable=unusable if stored else {})
 
+    def damage(self) -> dict[Version, str]:
+        """Return why the weights or the state of a stored version fail verification. Reads everything.
+
+        Raises:
+            FileNotFoundError: the versions changed during the check.
+        """
+        damage: dict[Version, str] = {}
+        states = set(self.states())
+        for version in self.versions():
+            try:
+                self.parameters(version)
+                if version in states:
+                    self.state(version)
+            except Corrupt as error:
+                damage[version] = str(error)
+        return damage
+
     def _resumable(self, version: Version) -> TrainerState:
         """Return the version's state; raise ``Corrupt`` or FileNotFoundError unless state and weights are intact."""
         state = self.state(version)

@@ -180,6 +180,10 @@ class BlobParameterDB(ParameterDB):
         """Return where training resumes, and why it cannot resume from newer versions."""
         return self._read(policy, Contents.resume_point)
 
+    def damage(self, policy: str) -> dict[Version, str]:
+        """Return why versions, or their states, fail verification. Reads the content of the whole policy."""
+        return self._read(policy, Contents.damage)
+
     @override
     def tag(self, policy: str, ref: Ref, *tags: str) -> None:
         for tag in tags:
