@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlsrl.api.pods import restarts
+from rlsrl.runtime.errors import shortened
 from rlsrl_operator.gang import AttemptEnd, FinalError, Verdict, final_error, judge
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.testing import ended, pod, waiting
@@ -176,6 +177,16 @@ def test_only_the_workers_container_counts() -> None:
     own["status"]["containerStatuses"].append({"name": "sidecar", "restartCount": 7, "state": ended(2)})
     assert restarts(own) == 1
     assert final_error([own]) is None
+
+
+def test_a_long_configuration_error_keeps_its_beginning_and_its_end() -> None:
+    log = '{"event": "configuring"}\n' * 50 + f"rlsrl: {shortened('my_env: ' + 'k' * 10_000 + ': no such level')}\n"
+    kept = log[-2048:]  # by a kubelet
+    found = final_error([ours(state=ended(2, kept))])
+    assert found is not None
+    assert found.message.startswith("a-trainer-0: my_env: kkk")
+    assert found.message.endswith("kkk: no such level")
+    assert len(found.message) <= 1024, "a condition shows all of it"
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def _check_arguments(source: EnvironmentSource, factory: Callable[..., Any]) -> 
     except TypeError as error:
         unknown = next((name for name in source.kwargs if name not in signature.parameters), "")
         hint = did_you_mean(unknown, signature.parameters)
-        raise ConfigurationError(f"{source} does not take the kwargs {dict(source.kwargs)}: {error}{hint}") from error
+        raise ConfigurationError(f"{source} does not take these kwargs: {error}{hint}") from error
 
 
 def _wrapped(env: gymnasium.Env[Any, Any], source: EnvironmentSource) -> gymnasium.Env[Any, Any]:

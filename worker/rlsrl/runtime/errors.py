@@ -8,10 +8,10 @@ from textwrap import shorten
 
 CONFIGURATION_ERROR = 2
 """Exit code of a worker whose configuration is invalid: a restart would end the same way."""
-
-
 ENVIRONMENT_FAULT = 3
 """Exit code of a worker whose environments end the run: a restart would end the same way."""
+_HEAD_BYTES, _TAIL_BYTES = 700, 250
+"""Of a long text. A kubelet keeps the last 2 KB of a worker's log, and a condition's message has 1024 characters."""
 
 MAX_DAMAGE_CHARACTERS = 160
 """Longest text of ``damage``."""
@@ -31,6 +31,15 @@ def damage(error: Exception) -> str:
     The ``repr`` of a decoding error would hold the whole content.
     """
     return shorten(f"{type(error).__name__}: {error}", MAX_DAMAGE_CHARACTERS, placeholder="...")
+
+
+def shortened(text: str) -> str:
+    """Return the text with a beginning and an end that fit a condition's message; what is wrong stands at either."""
+    raw = text.encode()
+    if len(raw) <= _HEAD_BYTES + _TAIL_BYTES:
+        return text
+    head, tail = (part.decode(errors="ignore") for part in (raw[:_HEAD_BYTES], raw[-_TAIL_BYTES:]))
+    return f"{head} ... ({len(raw) - _HEAD_BYTES - _TAIL_BYTES} bytes left out) ... {tail}"
 
 
 def did_you_mean(value: str, candidates: Iterable[str]) -> str:

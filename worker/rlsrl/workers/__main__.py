@@ -32,7 +32,13 @@ from rlsrl.rpc.tls import Tls, tls_from_environment
 from rlsrl.runtime.addresses import followed_roles, own_address
 from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
-from rlsrl.runtime.errors import CONFIGURATION_ERROR, ENVIRONMENT_FAULT, ConfigurationError, EnvironmentFault
+from rlsrl.runtime.errors import (
+    CONFIGURATION_ERROR,
+    ENVIRONMENT_FAULT,
+    ConfigurationError,
+    EnvironmentFault,
+    shortened,
+)
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
 from rlsrl.runtime.join_session import JoinRequest, JoinSession
 from rlsrl.runtime.logs import configure_logging
@@ -66,13 +72,13 @@ def main() -> int:
         else:
             _Process(arguments, config).run()
     except (ConfigurationError, TokenMissing) as error:
-        sys.stderr.write(f"rlsrl: {error}\n")
+        sys.stderr.write(f"rlsrl: {shortened(str(error))}\n")
         return CONFIGURATION_ERROR
     except AddressTaken as error:  # a restart helps once the address is free
         sys.stderr.write(f"rlsrl: {error}\n")
         return 1
     except EnvironmentFault as error:
-        sys.stderr.write(f"rlsrl: {error}\n")
+        sys.stderr.write(f"rlsrl: {shortened(str(error))}\n")
         return ENVIRONMENT_FAULT
     return 0
 
