@@ -126,6 +126,18 @@ def test_an_ended_experiment_reports_only_its_end(reason: str, told: list[str]) 
     assert [each.what for each in found(experiment(phase, *conditions), leaving)] == told
 
 
+def test_a_budget_that_memory_exhausted_has_the_cure_of_memory_first() -> None:
+    message = "3 failures exceed restarts.budget 2; the last: a-trainer-0 ended: OOMKilled, exit code 137"
+    (finding,) = found(experiment("Failed", condition("Finished", "BudgetExhausted", message)))
+    own = explain("Finished", "BudgetExhausted")
+    assert finding.explanation is not None
+    assert finding.explanation.cure == f"{ENDS['OOMKilled'].cure} {own.cure}"
+    assert finding.explanation.meaning == f"{own.meaning} {ENDS['OOMKilled'].meaning}"
+    failed = message.replace("OOMKilled", "Error")
+    (finding,) = found(experiment("Failed", condition("Finished", "BudgetExhausted", failed)))
+    assert finding.explanation == own
+
+
 def test_a_suspended_experiment_has_no_problems_while_its_pods_end() -> None:
     suspended = (WELL[0], *(condition(aspect, "Suspended", "x") for aspect in ("GangComplete", "Ready")))
     training = {"training": {"updatedAt": MADE}}

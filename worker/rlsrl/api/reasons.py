@@ -269,8 +269,19 @@ CLAIM_PENDING = Explanation(
 _OTHER_POD_REASON = Explanation("Kubernetes' reason why the pod does not run.", "Look at `kubectl describe pod`.")
 
 
-def explain(condition_type: str, reason: str) -> Explanation:
-    """Return what a condition's reason means. For unknown reasons of Kubernetes, return where to look."""
+def explain(condition_type: str, reason: str, message: str = "") -> Explanation:
+    """Return what a condition's reason means. For unknown reasons of Kubernetes, return where to look.
+
+    If the message says that a worker ended in one of ``ENDS`` that has a cure of its own, that cure comes first.
+    """
+    found = _explained(condition_type, reason)
+    end = next((each for name, each in ENDS.items() if name != "Error" and f"ended: {name}," in message), None)
+    if end is None:
+        return found
+    return Explanation(f"{found.meaning} {end.meaning}", f"{end.cure} {found.cure}")
+
+
+def _explained(condition_type: str, reason: str) -> Explanation:
     own: dict[tuple[str, str], Explanation] = {
         (name, word): explanation for name, reasons in REASONS.items() for word, explanation in reasons.items()
     }

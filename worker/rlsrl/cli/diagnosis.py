@@ -99,7 +99,7 @@ def _conditions(status: ExperimentStatus) -> Iterator[Diagnosis]:
                 reason=each.reason,
                 since=each.last_transition_time,
                 message=each.message,
-                explanation=explain(each.type, each.reason),
+                explanation=explain(each.type, each.reason, each.message),
             )
 
 
