@@ -9,6 +9,7 @@ import pytest
 from rlsrl.api.explain import UnknownField, explain
 from rlsrl.api.fields import all_fields, allowed, find, nearest, parse_path, show_path, show_value
 from rlsrl.api.schema import json_schema
+from rlsrl.api.synonyms import all_synonyms
 
 
 def parts(schema: Any) -> Iterator[dict[str, Any]]:
@@ -138,6 +139,30 @@ def test_every_field_is_explained(field: Any) -> None:
 
 def test_the_whole_document_is_explained_without_a_path() -> None:
     assert "  spec <mapping> required" in explain()
+
+
+@pytest.mark.parametrize("name", all_synonyms())
+def test_each_name_of_another_library_leads_to_a_field(name: str) -> None:
+    meant = nearest(("spec", name))
+    assert meant is not None
+    assert find(meant) is not None
+    assert all_synonyms().count(name) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("spec.algorithm.ppo.gamma", "spec.algorithm.ppo.discount"),
+        ("spec.actors.n_steps", "spec.actors.rolloutLength"),
+        ("spec.actors.nSteps", "spec.actors.rolloutLength"),
+        ("spec.ent_coef", "spec.algorithm.ppo.entropyCoefficient"),
+        ("spec.ppo.vf_loss_coeff", "spec.algorithm.ppo.valueCoefficient"),
+    ],
+)
+def test_a_name_of_another_library_names_the_field(wrong: str, meant: str) -> None:
+    found = nearest(tuple(wrong.split(".")))
+    assert found is not None
+    assert show_path(found) == meant
 
 
 def test_an_unknown_path_names_the_nearest() -> None:

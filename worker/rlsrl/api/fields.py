@@ -14,6 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from rlsrl.api.model import ON_EDIT, OnEdit
 from rlsrl.api.schema import JsonSchema, json_schema
+from rlsrl.api.synonyms import synonym
 
 Path = tuple[str | int, ...]
 """Steps from the document to a value: field names and list indices."""
@@ -93,17 +94,22 @@ def known_part(path: Path) -> Path:
 
 
 def nearest(path: Path) -> Path | None:
-    """Return the nearest match of a wrong path: a similar sibling, else a field of that name elsewhere, else None."""
+    """Return the nearest match of a wrong path, or None.
+
+    The field that another library calls so is nearest, then a similar sibling, then a field of that name elsewhere.
+    """
     known = known_part(path)
     wrong, rest = path[len(known)], path[len(known) + 1 :]
     if not isinstance(wrong, str):
         return None
+    last = rest[-1] if rest and isinstance(rest[-1], str) else wrong
+    if (meant := synonym(last)) is not None:
+        return meant
     beside = find(known)
     siblings = {str(child.path[-1]): child.path for child in beside.children} if beside else {}
     if name := _closest(wrong, siblings):
         corrected = (*siblings[name], *rest)
         return corrected if find(corrected) else siblings[name]
-    last = rest[-1] if rest and isinstance(rest[-1], str) else wrong
     elsewhere = {str(field.path[-1]): field.path for field in reversed(all_fields())}
     found = _closest(last, elsewhere)
     return elsewhere[found] if found else None

@@ -1,0 +1,68 @@
+"""Names of other libraries for this spec's fields: the nearest match of a name that spelling does not find."""
+
+from __future__ import annotations
+
+_BY_FIELD = {
+    "seed": "random_seed",
+    "environment.id": "env env_id env_name gym_id",
+    "environment.kwargs": "env_kwargs env_config",
+    "environment.frameStack": "n_stack framestack num_framestacks",
+    "environment.maxEpisodeSteps": "horizon time_limit",
+    "policy.network.mlp.hiddenSizes": "net_arch fcnet_hiddens hidden_layers",
+    "policy.network.mlp.activation": "activation_fn fcnet_activation nonlinearity",
+    "policy.normalizeObservations": "norm_obs observation_filter",
+    "algorithm.ppo.learningRate": "lr alpha step_size",
+    "algorithm.ppo.learningRateSchedule": "anneal_lr lr_schedule",
+    "algorithm.ppo.discount": "gamma discount_factor",
+    "algorithm.ppo.gaeLambda": "lambda lambda_ lam gae_lam",
+    "algorithm.ppo.clipRange": "clip_coef clip_param clip_eps clip_epsilon clip_ratio",
+    "algorithm.ppo.clipValueLoss": "clip_range_vf clip_vloss vf_clip_param",
+    "algorithm.ppo.entropyCoefficient": "ent_coef ent_coeff entropy_coef entropy_coeff",
+    "algorithm.ppo.entropyCoefficientSchedule": "entropy_coeff_schedule",
+    "algorithm.ppo.valueCoefficient": "vf_coef vf_coeff vf_loss_coeff value_loss_coef",
+    "algorithm.ppo.maxGradientNorm": "max_grad_norm grad_clip clip_grad_norm",
+    "algorithm.ppo.epochs": "n_epochs num_epochs update_epochs num_sgd_iter ppo_epochs",
+    "algorithm.ppo.minibatchSize": "batch_size mini_batch_size sgd_minibatch_size num_minibatches",
+    "algorithm.ppo.normalizeAdvantages": "norm_adv normalize_advantage",
+    "algorithm.ppo.normalizeRewards": "norm_reward norm_rew",
+    "algorithm.ppo.rewardClip": "clip_reward clip_rewards",
+    "algorithm.ppo.adamEpsilon": "adam_eps opt_eps",
+    "actors.replicas": "num_workers num_rollout_workers num_env_runners num_actors",
+    "actors.environments": "n_envs num_envs",
+    "actors.environmentsPerActor": "num_envs_per_worker num_envs_per_env_runner",
+    "actors.rolloutLength": "n_steps num_steps rollout_fragment_length unroll_length",
+    "trainers.replicas": "num_learners num_learner_workers",
+    "trainers.batchEnvironments": "train_batch_size",
+    "trainers.gpusPerPod": "num_gpus num_gpus_per_learner num_gpus_per_worker",
+    "evaluators.replicas": "evaluation_num_workers evaluation_num_env_runners",
+    "evaluators.environments": "n_eval_envs",
+    "evaluators.episodesPerEnvironment": "n_eval_episodes evaluation_duration",
+    "evaluators.everyVersions": "eval_freq evaluation_interval",
+    "evaluators.greedy": "deterministic",
+    "parameters.keepLast": "keep_checkpoints_num num_to_keep",
+    "parameters.everySteps": "save_freq checkpoint_freq checkpoint_frequency",
+    "stop.envSteps": "total_timesteps timesteps_total num_env_steps_sampled_lifetime",
+    "stop.returnMean": "episode_reward_mean episode_return_mean",
+    "stop.trainSteps": "training_iteration",
+    "stop.wallSeconds": "time_total_s",
+    "tracking.wandb.project": "wandb_project_name",
+}
+"""By field of the spec: its names in Stable-Baselines3, CleanRL and RLlib."""
+
+
+def synonym(name: str) -> tuple[str, ...] | None:
+    """Return the path of the field that another library calls ``name``, in snake_case or camelCase; None if unknown."""
+    path = _BY_NAME.get(_plain(name))
+    return None if path is None else ("spec", *path.split("."))
+
+
+def all_synonyms() -> tuple[str, ...]:
+    """Return every known name."""
+    return tuple(name for names in _BY_FIELD.values() for name in names.split())
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()
+
+
+_BY_NAME = {_plain(name): path for path, names in _BY_FIELD.items() for name in names.split()}
