@@ -71,13 +71,13 @@ def test_the_totals_are_those_of_rank_0() -> None:
     stats = {
         "env_steps": 100.0,
         "train_steps": 3.0,
-        "env_steps_per_second": 50.0,
         "return_mean": 9.5,
         "policy_lag": 1.0,
         "unstored_versions": 0.0,
     }
     members = [member("trainer", 1, stats={"env_steps": 7.0}), member("trainer", stats=stats, version=Version(1, 3))]
-    assert build_status(EXPERIMENT, members, NO_PAGES, now=0.0)["totals"] == stats | {"version": "1.3"}
+    document = build_status(EXPERIMENT, members, NO_PAGES, now=0.0, env_steps_per_second=50.0)
+    assert document["totals"] == stats | {"version": "1.3", "env_steps_per_second": 50.0}
 
 
 def test_totals_remain_while_the_trainer_is_absent_and_are_null_before_it_joins() -> None:

@@ -57,7 +57,7 @@ class Training(Model):
     train_steps: Number | None = None
     """Training steps."""
     env_steps_per_second: Number | None = None
-    """Transitions trained on, a second."""
+    """Transitions trained on, a second, over the last ten seconds; 0 in a stall."""
     version: Annotated[str, Field(max_length=64)] | None = None
     """The newest version of the weights, ``attempt.step``."""
     policy_lag: Number | None = None

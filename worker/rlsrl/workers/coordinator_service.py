@@ -29,6 +29,7 @@ from rlsrl.workers.leadership import Superseded
 from rlsrl.workers.learning_curve import CurveRow, LearningCurve
 from rlsrl.workers.leases import Claim, Lease, LeaseRefusal, Wait
 from rlsrl.workers.members import Members
+from rlsrl.workers.recent_rate import RecentRate
 from rlsrl.workers.status import ExperimentInfo, build_status
 from rlsrl.workers.worker_messages import (
     JoinContext,
@@ -77,6 +78,7 @@ class CoordinatorService(CoordinatorServicer):
         self._clock = clock
         self._log = log
         self._members = Members(state.leases)
+        self._env_steps = RecentRate()
         self._streams: dict[str, WorkerStream] = {}
         """By instance."""
         self._listening_since = self._swept_at = self._copies_written_at = clock.monotonic()
@@ -104,7 +106,14 @@ class CoordinatorService(CoordinatorServicer):
     async def status(self) -> dict[str, Any]:
         """Return the status document."""
         members = self._members.for_status()
-        return build_status(self._experiment, members, self._state.copies, self._clock.monotonic())
+        now = self._clock.monotonic()
+        return build_status(
+            self._experiment,
+            members,
+            self._state.copies,
+            now,
+            env_steps_per_second=self._env_steps.per_second(now),
+        )
 
     @override
     async def Join(  # type: ignore[override]  # read and write are called, not iterated
@@ -285,7 +294,10 @@ class CoordinatorService(CoordinatorServicer):
                 return admitted
             self._log.info("lease_renewed", worker=stream.worker, incarnation=claim.incarnation)
             self._send_peers(claim.role)
-        self._members.update(claim, report_of(heartbeat), now)
+        report = report_of(heartbeat)
+        self._members.update(claim, report, now)
+        if (claim.role, claim.index) == (TRAINER, 0) and "env_steps" in report.stats:
+            self._env_steps.note(now, report.stats["env_steps"])
         if heartbeat.ledger_page:
             self._state.copies.put(page_of(heartbeat, claim))
         if heartbeat.records:

@@ -18,7 +18,7 @@ work is complete."""
 
 STALE_HEARTBEATS = 3
 """A worker counts as stale after this many heartbeat intervals of silence. Its lease expires later."""
-TOTALS = ("env_steps", "train_steps", "env_steps_per_second", "return_mean", "policy_lag", "unstored_versions")
+TOTALS = ("env_steps", "train_steps", "return_mean", "policy_lag", "unstored_versions")
 """Statistics of trainer rank 0 that the document shows for the whole experiment."""
 
 
@@ -69,12 +69,18 @@ class ExperimentInfo:
 
 
 def build_status(
-    experiment: ExperimentInfo, members: Iterable[Member], copies: LedgerCopies, now: float
+    experiment: ExperimentInfo,
+    members: Iterable[Member],
+    copies: LedgerCopies,
+    now: float,
+    *,
+    env_steps_per_second: float | None = None,
 ) -> dict[str, Any]:
     """Return the status document.
 
     ``members`` has the newest worker of each (role, index), present or gone. The document's roles list only present
     workers. The phase and the totals depend on all members, and the ledger on the pages of all.
+    ``env_steps_per_second`` is the present speed of training.
     """
     everyone = sorted(members, key=lambda member: (member.role, member.index))
     present = [member for member in everyone if member.present]
@@ -82,7 +88,7 @@ def build_status(
         "experiment": experiment.name,
         "run_uid": experiment.run_uid,
         "phase": derive_phase(everyone, done=experiment.done),
-        "totals": _totals(everyone),
+        "totals": _totals(everyone) | {"env_steps_per_second": env_steps_per_second},
         "ledger": copies.ledger(member.role for member in present),
         "roles": {
             role: [_worker(member, experiment, now) for member in present if member.role == role]
