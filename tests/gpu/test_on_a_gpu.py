@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,14 @@ from rlsrl.policies.device import CPU, device_for
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.live_runs import Desk
-from rlsrl.testing.rollouts import continuous_env_spec, discrete_action, discrete_env_spec, random_slot
+from rlsrl.testing.rollouts import (
+    MIXED,
+    categories_env_spec,
+    continuous_env_spec,
+    discrete_action,
+    discrete_env_spec,
+    random_slot,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
@@ -34,6 +42,8 @@ NUM_STEPS, NUM_LANES = 8, 16
 PIXELS = EnvSpec(observation={"observation": ArraySpec(shape=(4, 84, 84), dtype="uint8")}, action=discrete_action(6))
 KINDS: dict[str, tuple[Callable[..., Any], EnvSpec, Mapping[str, Any]]] = {
     "discrete": (MlpActorCritic, discrete_env_spec(), {"hidden_sizes": (64, 64)}),
+    "categories": (MlpActorCritic, categories_env_spec(), {"hidden_sizes": (64, 64)}),
+    "mixed": (MlpActorCritic, replace(discrete_env_spec(), action=MIXED), {"hidden_sizes": (64, 64)}),
     "continuous": (MlpActorCritic, continuous_env_spec(), {"hidden_sizes": (64, 64)}),
     "cnn": (NatureCnnActorCritic, PIXELS, {"hidden_size": 64}),
 }

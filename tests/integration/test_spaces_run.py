@@ -28,6 +28,7 @@ CASES = [
     pytest.param("choices", False, "", 7.5, id="choices"),
     pytest.param("choices", True, "policyWorkers: {replicas: 1}", 7.5, id="masked choices, policy worker"),
     pytest.param("flags", False, "", 7.5, id="flags"),
+    pytest.param("box", False, "", 7.0, id="box without zero, bounds or float32"),
     pytest.param("parts", False, "", 7.0, id="parts"),
     pytest.param("parts", False, "policyWorkers: {replicas: 1}", 7.0, id="parts, policy worker"),
 ]

@@ -200,7 +200,8 @@ class MaskedEnv(gymnasium.Env[Any, np.int64]):
 class EchoEnv(gymnasium.Env[Any, Any]):
     """Pays for the action that equals the observation: each observation is a random action. An episode has 8 steps.
 
-    The reward is the mean over the action's parts: the share of equal integers, or for a box 1 - |difference| / width.
+    The reward is the mean over the action's parts: the share of equal integers, or for a box 1 - |difference| / width,
+    where an infinite width counts as 4.
     With ``masked``, ``info`` has masks of a MultiDiscrete, and an illegal action raises an error.
     """
 
@@ -208,6 +209,7 @@ class EchoEnv(gymnasium.Env[Any, Any]):
     SPACES: ClassVar[dict[str, spaces.Space[Any]]] = {
         "choices": spaces.MultiDiscrete([3, 4], start=[0, -1]),
         "flags": spaces.MultiBinary(3),
+        "box": spaces.Box(np.array([-1.0, -np.inf, 2.0]), np.array([3.0, np.inf, np.inf]), dtype=np.float64),
         "parts": spaces.Tuple((
             spaces.Discrete(3, start=1),
             spaces.Tuple((spaces.Box(-1.0, 3.0, (2,), np.float64), spaces.MultiBinary(2))),
@@ -267,6 +269,7 @@ def _closeness(space: spaces.Space[Any], action: Any, target: Any) -> Iterator[f
         for part, of_action, of_target in zip(space.spaces, action, target, strict=True):
             yield from _closeness(part, of_action, of_target)
     elif isinstance(space, spaces.Box):
-        yield float(1.0 - np.mean(np.abs(action - target) / (space.high - space.low)))
+        width = space.high - space.low
+        yield float(1.0 - np.mean(np.abs(action - target) / np.where(np.isfinite(width), width, 4.0)))
     else:
         yield float(np.mean(np.asarray(action) == target))
