@@ -32,6 +32,7 @@ def test_training_continues_and_versions_are_stored_again_once_the_disk_has_spac
             return run.facts.logged("trainer-0", "checkpoint_failed")
 
         run.until(lambda: len(failures()) >= 2, "two versions that the disk did not take")
+        run.until(lambda: "NOT STORED: the newest" in run.output, "a line about versions that are not stored")
         durable = run.facts.newest()
         assert durable is not None
         families = text_string_to_metric_families(take_snapshot(run).expositions["trainer-0"])

@@ -52,6 +52,11 @@ def test_the_table_shows_roles_and_workers_with_their_waits() -> None:
     ]
 
 
+def test_versions_that_are_not_stored_are_shown() -> None:
+    first, *_ = top_table({**PAGE, "totals": {**PAGE["totals"], "unstored_versions": 2.0}}).splitlines()
+    assert first.endswith("version 1.62, NOT STORED: the newest 2 versions (logs: checkpoint_failed)")
+
+
 def test_large_roles_are_counted_unless_all_is_asked_for() -> None:
     page = {**PAGE, "roles": {"actor": [worker(index, f"pod-{index}", {}, 1.0) for index in range(20)]}}
     told = top_table(page)

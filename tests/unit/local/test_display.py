@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,15 +30,21 @@ class Terminal(io.StringIO):
         return True
 
 
-def viewer() -> Viewer:
-    times = iter(range(1000))
-    return Viewer(EXPERIMENT, lambda: ({"totals": {"env_steps": 50}}, 0.0), clock=lambda: float(next(times)))
+def viewer(*, step_seconds: int = 1, unstored: Sequence[int] = ()) -> Viewer:
+    """Return a viewer whose time moves by ``step_seconds`` a call, with these numbers of unstored versions, then 0."""
+    times, numbers = itertools.count(step=step_seconds), iter(unstored)
+
+    def status() -> tuple[dict[str, Any], float]:
+        return {"totals": {"env_steps": 50, "unstored_versions": next(numbers, 0)}}, 0.0
+
+    return Viewer(EXPERIMENT, status, clock=lambda: float(next(times)))
 
 
 def test_output_without_a_terminal_is_plain_lines() -> None:
     output = io.StringIO()
     noon = datetime(2026, 1, 2, 12, 30, tzinfo=UTC)
-    display = LineDisplay(viewer(), output, now=lambda: noon)
+    display = LineDisplay(viewer(step_seconds=30), output, now=lambda: noon)
+    display.show(PROCESSES)
     display.show(PROCESSES)
     display.note("actor-0 was killed")
     display.show(PROCESSES)
@@ -44,11 +52,20 @@ def test_output_without_a_terminal_is_plain_lines() -> None:
     lines = output.getvalue().splitlines()
     assert isinstance(open_display(viewer(), output), LineDisplay)
     assert {line[:26] for line in lines} == {"2026-01-02T12:30:00+00:00 "}
-    assert lines[0][26:].startswith("    1.0 s | return - | env steps 50 of 100 | ")
+    assert lines[0][26:].startswith("   30.0 s | return - | env steps 50 of 100 | ")
     assert lines[1][26:] == "actor-0 was killed"
-    assert lines[2][26:].startswith("    2.0 s")
-    assert display.interval_seconds == 60.0
+    assert [line.split()[1] for line in lines[2:]] == ["90.0"], "a line a minute"
     assert "\x1b" not in output.getvalue()
+
+
+def test_a_line_shows_an_alarm_at_once() -> None:
+    output = io.StringIO()
+    display = LineDisplay(viewer(unstored=[0, 0, 1, 2, 0]), output)
+    for _ in range(6):
+        display.show(PROCESSES)
+    assert display.interval_seconds == 1.0
+    shown = [(line.split()[1], "NOT STORED" in line) for line in output.getvalue().splitlines()]
+    assert shown == [("1.0", False), ("3.0", True), ("5.0", False)]
 
 
 def test_the_view_is_redrawn_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

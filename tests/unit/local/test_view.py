@@ -146,6 +146,14 @@ def test_the_plain_line() -> None:
     )
 
 
+def test_versions_that_are_not_stored_are_shown() -> None:
+    full = replace(VIEW, status={**STATUS, "totals": {**STATUS["totals"], "unstored_versions": 2.0}})
+    text = "NOT STORED: the newest 2 versions (logs: checkpoint_failed)"
+    assert text in line(full)
+    assert text in " ".join(drawn(full).split())
+    assert "NOT STORED" not in line(VIEW) + drawn(VIEW)
+
+
 def test_the_newest_evaluation_is_shown() -> None:
     reports = [
         {"pid": 14, "stats": {"step": 40.0, "return_mean": 481.26}},

@@ -51,6 +51,7 @@ class Desk:
         self.db = Disk()
         self.stored: list[Version] = []
         self.num_failed = 0
+        self.unstored: list[int] = []
         self.writer = CheckpointWriter(
             db=self.db,
             policy_name="default",
@@ -61,8 +62,9 @@ class Desk:
         )
         self.writer.start()
 
-    def _fail(self) -> None:
+    def _fail(self, num_unstored: int) -> None:
         self.num_failed += 1
+        self.unstored.append(num_unstored)
 
 
 def checkpoint(step: int, *tags: str, attempt: int = 1) -> Checkpoint:
@@ -136,7 +138,7 @@ def test_a_full_disk_is_reported_and_the_next_checkpoint_tries_again() -> None:
     assert desk.writer.num_unstored == 0
     assert desk.db.steps() == [1, 4]
     assert desk.stored == [Version(1, 1), Version(1, 4)], "only durable versions are reported as durable"
-    assert desk.num_failed == 2
+    assert desk.unstored == [1, 2]
     failures = [event for event in events if event["event"] == "checkpoint_failed"]
     assert [failure["version"] for failure in failures] == ["1.2", "1.3"]
     assert {(failure["errno"], failure["log_level"]) for failure in failures} == {(errno.ENOSPC, "error")}

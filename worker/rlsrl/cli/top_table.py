@@ -16,6 +16,7 @@ from rlsrl.local.worker_report import (
     reports_of,
     shown,
     state,
+    unstored,
     version,
     waits,
     works,
@@ -56,9 +57,8 @@ def _experiment(page: StatusPage) -> str:
         "lag": ("policy_lag", "g"),
     }
     figures = [f"{label} {shown(totals, name, style)}" for label, (name, style) in labels.items()]
-    return (
-        f"{page.get('experiment', '')}: {page.get('phase', UNKNOWN)}, {', '.join(figures)}, version {version(totals)}"
-    )
+    figures += [f"version {version(totals)}", *unstored(totals)]
+    return f"{page.get('experiment', '')}: {page.get('phase', UNKNOWN)}, {', '.join(figures)}"
 
 
 def _role(role: str, reports: Sequence[StatusPage]) -> tuple[str, ...]:

@@ -18,12 +18,16 @@ from rich.live import Live
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import ProcessState
 from rlsrl.local.view import RunView, line, render
+from rlsrl.local.worker_report import mapping, unstored
 
 StatusSource = Callable[[], tuple[Mapping[str, Any] | None, float]]
 """Returns the newest status (None before the first) and its age in seconds."""
 
 TERMINAL_INTERVAL_SECONDS = 0.5
 LINE_INTERVAL_SECONDS = 60.0
+"""Seconds between two lines without a terminal, unless there is an alarm."""
+ALARM_INTERVAL_SECONDS = 1.0
+"""Seconds between two looks for an alarm, which is shown at once."""
 
 
 class Viewer:
@@ -53,7 +57,7 @@ class Viewer:
 class LineDisplay:
     """Plain lines with the time, for files, pipes and logs."""
 
-    interval_seconds = LINE_INTERVAL_SECONDS
+    interval_seconds = ALARM_INTERVAL_SECONDS
 
     def __init__(
         self, viewer: Viewer, output: TextIO, *, now: Callable[[], datetime] = lambda: datetime.now().astimezone()
@@ -61,10 +65,18 @@ class LineDisplay:
         self._viewer = viewer
         self._output = output
         self._now = now
+        self._next_line_at = 0.0
+        self._alarmed = False
 
     def show(self, processes: Sequence[ProcessState]) -> None:
-        """Print the view in one line."""
-        self.note(line(self._viewer.view(processes)))
+        """Print the view in one line if a line is due, or if an alarm has begun or ended."""
+        view = self._viewer.view(processes)
+        alarmed = bool(unstored(mapping(view.status, "totals")))
+        if alarmed == self._alarmed and view.elapsed_seconds < self._next_line_at:
+            return
+        self._alarmed = alarmed
+        self._next_line_at = view.elapsed_seconds + LINE_INTERVAL_SECONDS
+        self.note(line(view))
 
     def note(self, text: str) -> None:
         """Print the text after the time."""

@@ -28,6 +28,7 @@ from rlsrl.local.worker_report import (
     reports_of,
     shown,
     state,
+    unstored,
     version,
     waits,
 )
@@ -157,6 +158,7 @@ def _figures(view: RunView) -> list[str]:
         f"lag {shown(totals, 'policy_lag', 'g')}",
         f"version {version(totals)}",
         *_evaluation(view),
+        *unstored(totals),
     ]
 
 
@@ -171,7 +173,7 @@ def render(view: RunView) -> RenderableType:
     numbers = Text(
         f"{shown(totals, 'env_steps', ',.0f')} env steps   {shown(totals, 'env_steps_per_second', ',.0f')} steps/s   "
         f"return {shown(totals, 'return_mean', '.1f')}   lag {shown(totals, 'policy_lag', 'g')}   "
-        f"version {version(totals)}" + "".join(f"   {text}" for text in _evaluation(view))
+        f"version {version(totals)}" + "".join(f"   {text}" for text in (*_evaluation(view), *unstored(totals)))
     )
     table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim", expand=True)
     for title in ("process", "state", "busy", "waits for", "version"):

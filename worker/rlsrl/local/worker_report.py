@@ -49,6 +49,12 @@ def version(values: Mapping[str, Any]) -> str:
     return str(values.get("version") or UNKNOWN)
 
 
+def unstored(totals: Mapping[str, Any]) -> list[str]:
+    """Return a text if the newest versions could not be stored; else nothing."""
+    num_versions = number(totals, "unstored_versions") or 0.0
+    return [f"NOT STORED: the newest {num_versions:.0f} versions (logs: checkpoint_failed)"] if num_versions else []
+
+
 def counted(states: Sequence[str]) -> str:
     """Return each state with the number of its workers."""
     return ", ".join(f"{states.count(each)} {each}" for each in dict.fromkeys(states))

@@ -16,6 +16,9 @@ from rlsrl.workers.training import Checkpoint
 QUEUED = 1
 """Checkpoints that may wait while one is written. If more are due, training waits for the disk."""
 
+UNSTORED = "unstored_versions"
+"""The statistic that counts the newest consecutive checkpoints that could not be stored."""
+
 
 class CheckpointWriter:
     """Stores checkpoints in order, in a thread of its own.
@@ -32,8 +35,12 @@ class CheckpointWriter:
         keep_last: int,
         log: structlog.stdlib.BoundLogger,
         on_stored: Callable[[Version], None],
-        on_failed: Callable[[], None],
+        on_failed: Callable[[int], None],
     ) -> None:
+        """Prepare the writer; ``start`` starts its thread.
+
+        ``on_failed`` gets ``num_unstored`` after each checkpoint that could not be stored.
+        """
         self._db = db
         self._policy_name = policy_name
         self._keep_last = keep_last
@@ -102,5 +109,5 @@ class CheckpointWriter:
             self.store_now(checkpoint)
         except OSError as error:
             self.num_unstored += 1
-            self._on_failed()
+            self._on_failed(self.num_unstored)
             self._log.exception("checkpoint_failed", version=str(checkpoint.parameters.version), errno=error.errno)

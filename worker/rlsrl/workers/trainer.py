@@ -20,6 +20,7 @@ from rlsrl.parameters.terminal import TERMINAL_KEY, terminal_record
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.build.trainer import TrainerParts, build_trainer
+from rlsrl.workers.checkpoints import UNSTORED
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.training import Checkpoint, count_discards
 
@@ -31,9 +32,6 @@ STEP_DEADLINE_SECONDS = 120.0
 """How long the current training step may take after the worker was asked to exit."""
 DISK_DEADLINE_SECONDS = 120.0
 """How long the queued checkpoints may take after that step."""
-
-UNSTORED = "unstored_versions"
-"""The statistic that counts the newest consecutive checkpoints that could not be stored."""
 
 
 class TrainerWorker(Worker[TrainerConfig]):

@@ -37,7 +37,7 @@ from rlsrl.workers.build.learner import (
 )
 from rlsrl.workers.build.parameters import open_parameter_publisher
 from rlsrl.workers.build.samples import open_consumer
-from rlsrl.workers.checkpoints import CheckpointWriter
+from rlsrl.workers.checkpoints import UNSTORED, CheckpointWriter
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
@@ -179,6 +179,12 @@ def _checkpoint_writer(config: TrainerConfig, context: WorkerContext, db: Parame
     def show_durable(version: Version) -> None:
         context.metrics.durable_version_step.set(version.step)
         context.metrics.durable_version_timestamp_seconds.set(context.clock.time())
+        context.report_stats({UNSTORED: 0})
+
+    # Reported at once, not with the next statistics: until there is space, a crash loses what was trained since.
+    def show_unstored(num_unstored: int) -> None:
+        context.metrics.checkpoints_failed.inc()
+        context.report_stats({UNSTORED: num_unstored})
 
     context.metrics.checkpoint_period_seconds.set(config.versions.every_seconds)
     return CheckpointWriter(
@@ -187,7 +193,7 @@ def _checkpoint_writer(config: TrainerConfig, context: WorkerContext, db: Parame
         keep_last=config.versions.keep_last,
         log=context.log,
         on_stored=show_durable,
-        on_failed=context.metrics.checkpoints_failed.inc,
+        on_failed=show_unstored,
     )
 
 
