@@ -16,7 +16,7 @@ from rlsrl.envs.factory import EnvironmentSource, make_environment
 from rlsrl.envs.vector import EnvironmentFailed, LoopVectorEnv
 from rlsrl.envs.wrappers import ActionMask
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.testing.environments import Episode, MaskedEnv, ScriptedEnv
+from rlsrl.testing.environments import EchoEnv, Episode, MaskedEnv, ScriptedEnv
 
 
 def slot_for(envs: LoopVectorEnv, num_steps: int) -> dict[str, NDArray[Any]]:
@@ -273,3 +273,17 @@ def test_masked_environments_are_decorrelated_by_legal_actions() -> None:
     envs = LoopVectorEnv(lambda: ActionMask(MaskedEnv(3), "action_mask"), seeds=range(16), max_decorrelation_steps=50)
     envs.begin(slot_for(envs, 1))  # it raises on an illegal action
     envs.close()
+
+
+def test_a_tuple_that_is_too_short_is_named_with_the_environments_rank() -> None:
+    class Short(EchoEnv):
+        def step(self, action: Any) -> Any:
+            observation, *rest = super().step(action)
+            return (observation[:1], *rest)
+
+    envs = LoopVectorEnv(lambda: Short("parts"), seeds=[1, 2], first_rank=7)
+    arrays = slot_for(envs, 2)
+    envs.begin(arrays)
+    arrays["action"][0] = 0
+    with pytest.raises(EnvironmentFailed, match="environment rank 7 raised IndexError"):
+        envs.step(arrays, 0, arrays["action"][0])

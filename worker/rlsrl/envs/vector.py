@@ -198,11 +198,11 @@ class LoopVectorEnv(VectorEnv):
                 row = arrays[name][frame]
                 for lane, observation in enumerate(self._observations):
                     for key in keys:
-                        observation = observation[key]  # noqa: PLW2901 - down a nested Dict
+                        observation = observation[key]  # noqa: PLW2901 - down nested Dicts and Tuples
                     row[lane] = observation
                 if zeros is not None and not is_finite(row, zeros):
                     finite = False
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, LookupError) as error:
             raise self._failure(lane, error) from error
         return finite
 
