@@ -65,6 +65,12 @@ def progress() -> Row:
                 "short",
                 TARGETS.rate(Metrics.transitions_trained, *EXPERIMENT) / steps,
             ),
+            one(
+                "Minibatches skipped in 10 minutes",
+                "short",
+                TARGETS.where('outcome="skipped"').growth(Metrics.minibatches, "10m", *EXPERIMENT),
+                "Their loss or gradient was not finite.",
+            ),
         ),
     )
 

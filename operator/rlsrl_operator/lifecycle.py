@@ -57,6 +57,8 @@ def _decide(
     if verdict.done:
         training, message = statuses.outcome(status.training, verdict.result, now)
         status = status.model_copy(update={"training": training})
+        if (failure := statuses.failure(verdict.result)) is not None:
+            return _finished(status, "Failed", "UpdatesSkipped", failure, context, now)
         return _finished(status, "Succeeded", "Succeeded", message, context, now)
     if context.experiment.spec.suspend:
         # An end of a trainer is no failure now.

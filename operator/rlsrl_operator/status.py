@@ -179,6 +179,12 @@ def outcome(before: Training | None, record: Mapping[str, Any] | None, now: date
     )
 
 
+def failure(record: Mapping[str, Any] | None) -> str | None:
+    """Return why the run failed, from its terminal record; None if a criterion of ``stop`` ended it."""
+    text = (record or {}).get("failure")
+    return text if isinstance(text, str) else None
+
+
 def summarize(
     status: ExperimentStatus,
     context: ExperimentContext,

@@ -69,14 +69,16 @@ def main(out: Path, poison: int | None) -> None:
     torch.set_num_threads(1)
     gang: Gang = ProcessGroupGang(timeout_seconds=60) if torch.distributed.is_torchelastic_launched() else SoloGang()
     learner = learner_of(gang)
-    metrics, skipped = [], []
+    metrics, skipped, untrained = [], [], []
     for arrays in batches(poison):
         result = learner.step(lanes_of(arrays, gang.rank, gang.size))
         metrics.append(dict(result.metrics))
         skipped.append(result.skipped)
+        untrained.append(result.num_untrained)
     said = gang.agree({"rank": gang.rank, "text": "x" * (gang.rank * 10_000)})
     np.save(out / f"vector-{gang.size}-{gang.rank}.npy", learner.parameters(Version(1, 1)).vector)
-    report = {"metrics": metrics, "skipped": skipped, "said": [[each["rank"], len(each["text"])] for each in said]}
+    report = {"metrics": metrics, "skipped": skipped, "untrained": untrained}
+    report["said"] = [[each["rank"], len(each["text"])] for each in said]
     (out / f"report-{gang.size}-{gang.rank}.json").write_text(json.dumps(report))
     assert "torch._dynamo" not in sys.modules, "the import would delay each gang's start"
     gang.close()

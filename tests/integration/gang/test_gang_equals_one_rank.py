@@ -57,6 +57,8 @@ def test_two_ranks_train_as_one(tmp_path: Path, poison: int | None) -> None:
     np.testing.assert_allclose(first, alone, rtol=0, atol=2e-6)
     reports = [report(tmp_path, 2, rank) for rank in range(2)]
     assert reports[0]["skipped"] == reports[1]["skipped"] == report(tmp_path, 1, 0)["skipped"]
+    of_both = [sum(pair) for pair in zip(*(each["untrained"] for each in reports), strict=True)]
+    assert of_both == report(tmp_path, 1, 0)["untrained"]
     assert (sum(reports[0]["skipped"]) > 0) == (poison is not None)
     assert [each["said"] for each in reports] == [[[0, 0], [1, 10_000]]] * 2, "messages of any length arrive"
     for mine, whole in zip(reports[0]["metrics"], report(tmp_path, 1, 0)["metrics"], strict=True):

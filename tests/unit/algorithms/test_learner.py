@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlsrl.algorithms.base import Tensors
+from rlsrl.algorithms.base import INDEX, WEIGHT, Tensors
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.ppo import Ppo
@@ -226,13 +226,43 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(reward: float) -> None
     result = learner.step(broken)
     after = everything(learner)
     assert result.skipped == NUM_MINIBATCHES
+    assert result.num_untrained == result.num_transitions == np.count_nonzero(broken["mask"])
     assert (result.step, result.optimizer_steps) == (2, NUM_MINIBATCHES)
     assert {path for path in before if before[path] != after[path]} == {"values"}, (
         "only the step count and the order change"
     )
     assert "loss" not in result.metrics
     assert np.isfinite(list(result.metrics.values())).all()
-    assert learner.step(slots).skipped == 0
+    again = learner.step(slots)
+    assert (again.skipped, again.num_untrained) == (0, 0)
+
+
+class RecordingPpo(Ppo):
+    """Keeps its last schedule."""
+
+    def schedule(self, *arguments: Any) -> Tensors:
+        self.last = super().schedule(*arguments)
+        return self.last
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_transitions_of_which_every_minibatch_was_skipped_are_untrained(epochs: int) -> None:
+    """The placeholders of masked rows repeat the first transition, and train nothing."""
+    policy, slots = make_policy(), make_slots(0)
+    assert not slots["mask"].all()
+    algorithm = RecordingPpo(policy, **PPO | {"epochs": epochs})
+    learner = Learner(algorithm, policy.parameters(Version(1, 0)), **LEARNER)
+    t, lane = np.argwhere(slots["mask"])[0]
+    slots["behavior_log_prob"][t, lane] = np.nan
+    result = learner.step(slots)
+    index, weight = (algorithm.last[name].numpy() for name in (INDEX, WEIGHT))
+    rows = [
+        {int(row) for row, share in zip(*pair, strict=True) if share > 0} for pair in zip(index, weight, strict=True)
+    ]
+    trained = set().union(*(mine for mine, taken in zip(rows, result.taken, strict=True) if taken))
+    assert result.skipped == epochs
+    assert result.num_untrained == np.count_nonzero(slots["mask"]) - len(trained) > 0
+    assert t * NUM_LANES + lane not in trained
 
 
 def test_a_version_is_always_finite() -> None:

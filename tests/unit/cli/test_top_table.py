@@ -30,25 +30,27 @@ PAGE: dict[str, Any] = {
     "roles": {
         "actor": [
             worker(0, "a-x", {"working": 0.2, "working: environment": 0.7, "credit": 0.1}, 2500.4),
-            worker(1, "b-y", {"working": 0.4, "credit": 0.35, "inference": 0.25}, 1200.0),
+            worker(1, "b-y", {"working": 0.4, "credit": 0.6}, 1200.0),
         ],
         "policy": [worker(0, "c-z", {"working": 0.25, "requests": 0.75}, 312.0, stale=True)],
-        "trainer": [],
+        "trainer": [worker(0, "d-w", {"working": 1.0}, 5000.0)],
     },
 }
+PAGE["roles"]["trainer"][0]["stats"]["minibatches_skipped"] = 1234.0
 
 
 def test_the_table_shows_roles_and_workers_with_their_waits() -> None:
     assert top_table(PAGE).splitlines() == [
         "cartpole: training, env steps 62,971, train steps 62, env steps/s 5,381, return 243.0, lag 1, version 1.62",
         "",
-        "ROLE     INDEX  HOST  STATE      BUSY  VERSION  PER SECOND         WAITS FOR                  WORK",
-        "actor                 2 running  65%            3,700 transitions  credit 22%, inference 12%  environment 35%",
-        "         0      a-x   running    90%   1.6      2,500              credit 10%                 environment 70%",
-        "         1      b-y   running    40%   1.6      1,200              credit 35%, inference 25%",
-        "policy                1 silent   25%            312 requests       requests 75%",
-        "         0      c-z   silent     25%   1.6      312                requests 75%",
-        "trainer               none       -              -",
+        "ROLE     INDEX  HOST  STATE      BUSY  VERSION  PER SECOND         SKIPPED  WAITS FOR     WORK",
+        "actor                 2 running  65%            3,700 transitions           credit 35%    environment 35%",
+        "         0      a-x   running    90%   1.6      2,500                       credit 10%    environment 70%",
+        "         1      b-y   running    40%   1.6      1,200                       credit 60%",
+        "policy                1 silent   25%            312 requests                requests 75%",
+        "         0      c-z   silent     25%   1.6      312                         requests 75%",
+        "trainer               1 running  100%           5,000 transitions",
+        "         0      d-w   running    100%  1.6      5,000              1,234",
     ]
 
 

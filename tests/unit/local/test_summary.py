@@ -62,9 +62,13 @@ def test_a_finished_run() -> None:
         "seed": 3,
         "finished": True,
         "reason": "returnMean",
+        "failure": None,
         "env_steps": 1000,
         "train_steps": 9,
         "return_mean": 1.5,
+        "non_finite_returns": 0,
+        "minibatches": 0,
+        "minibatches_skipped": 0,
         "wall_seconds": 10.0,
         "training_seconds": 5.0,
         "env_steps_per_second": 200.0,
@@ -134,6 +138,34 @@ def test_the_closing_lines_name_result_folder_and_next_commands() -> None:
 
 def test_a_failed_run_suggests_no_evaluation() -> None:
     assert closing_lines(summarize(FACTS), Path("runs/toy"), failed=True)[-1] == "results: runs/toy"
+
+
+def test_a_run_that_did_not_learn_has_failed_and_says_what_was_skipped() -> None:
+    result = {
+        "env_steps": 4096,
+        "train_steps": 4,
+        "return_mean": None,
+        "minibatches": 1600,
+        "minibatches_skipped": 1500,
+        "non_finite_returns": 31,
+    }
+    terminal = {"reason": "updatesSkipped", "failure": "150 of the last 200", "version": "1.9", "result": result}
+    ledger = {**BALANCED, "dropped": {"update_skipped": 3800}}
+    summary = summarize(replace(FACTS, terminal=terminal, ledger=ledger))
+    assert (summary["finished"], summary["reason"], summary["failure"]) == (
+        False,
+        "updatesSkipped",
+        "150 of the last 200",
+    )
+    assert closing_lines(summary, Path("runs/toy")) == [
+        "toy has failed: no return is finite after 4,096 env steps in 5.0 s (819 a second, start-up included)",
+        (
+            "skipped 1,500 of 1,600 minibatches, whose loss or gradient was not finite; 3,800 transitions were dropped "
+            "untrained"
+        ),
+        "31 episodes had a return that is not finite: they are in no mean return",
+        "results: runs/toy",
+    ]
 
 
 @pytest.mark.parametrize("ledger", [{"produced": 10, "trained": 9, "balanced": False}, {}])

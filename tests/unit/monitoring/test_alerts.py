@@ -34,6 +34,8 @@ WELL: dict[str, str | None] = {
     f'rlsrl_ledger_transitions{{{EXPERIMENT},term="lost.receiver_died"}}': "0x180",
     f'rlsrl_ledger_transitions{{{EXPERIMENT},term="dropped.stale"}}': "0+6000x180",
     f"rlsrl_policy_lag_exceeded_total{{{EXPERIMENT}}}": "0x180",
+    f'rlsrl_minibatches_total{{{EXPERIMENT},outcome="taken"}}': "0+600x180",
+    f'rlsrl_minibatches_total{{{EXPERIMENT},outcome="skipped"}}': "0x180",
     f'rlsrl_workers{{{EXPERIMENT},worker_role="actor"}}': "2x180",
     f'rlsrl_workers_wanted{{{EXPERIMENT},worker_role="actor"}}': "2x180",
     f"rlsrl_experiment_gang_restarts_total{{{EXPERIMENT}}}": "0x180",
@@ -57,6 +59,7 @@ STEPS = series("rlsrl_env_steps_total")
 LOST = f'rlsrl_ledger_transitions{{{EXPERIMENT},term="lost.receiver_died"}}'
 COORDINATOR = f'up{{{EXPERIMENT},role="coordinator"}}'
 OPERATOR = 'up{namespace="rlsrl-system",pod="o",role="operator"}'
+SKIPPED = f'rlsrl_minibatches_total{{{EXPERIMENT},outcome="skipped"}}'
 RUNNING = f'{PHASE}"Running"}}'
 
 SILENT: dict[str, Series] = {
@@ -91,6 +94,7 @@ SILENT: dict[str, Series] = {
         series("rlsrl_train_steps_total"): "0+10x60 600x120",
         series("rlsrl_durable_version_timestamp_seconds"): "0+60x60 3600x120",
     },
+    "a few minibatches are skipped": {SKIPPED: "0x60 30x120"},
     "versions are meant to be rare": {
         series("rlsrl_checkpoint_period_seconds"): "3600x180",
         series("rlsrl_durable_version_timestamp_seconds"): "0x60 3600x60 7200x60",
@@ -114,6 +118,7 @@ FIRING: dict[str, Sequence[Series]] = {
     "RlsrlWorkersAbsent": [{series("rlsrl_workers"): "2x150 1x30"}],
     "RlsrlCheckpointsFailing": [{series("rlsrl_checkpoints_failed_total"): "0x170 1x10"}],
     "RlsrlCheckpointLate": [{series("rlsrl_durable_version_timestamp_seconds"): "0+60x150 9000x30"}],
+    "RlsrlMinibatchesSkipped": [{SKIPPED: "0x170 0+300x10"}],
     "RlsrlSamplesLost": [{LOST: "0x160 0+2000x20"}],
     "RlsrlPolicyLagExceeded": [{series("rlsrl_policy_lag_exceeded_total"): "0x170 1x10"}],
     "RlsrlOperatorAbsent": [{OPERATOR: "1x150 0x30"}, {OPERATOR: "1x150"}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,14 @@ from rlsrl_operator.testing import context_of, ended, pod, waiting
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
 EARLIER = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
 BUDGET, DECAY_SECONDS = 2, 60.0
+DID_NOT_LEARN = json.dumps(
+    {
+        "reason": "updatesSkipped",
+        "failure": "150 of the last 200 minibatches were skipped",
+        "version": "1.3",
+        "result": {"env_steps": 4096, "return_mean": None},
+    }
+)
 
 
 def context(*, generation: int = 1, budget: int = BUDGET, suspend: bool = False) -> ExperimentContext:
@@ -98,6 +107,12 @@ CASES = {
         phase="Succeeded",
         reason="Succeeded",
         message="the experiment has finished",
+    ),
+    "does not learn": Case(
+        pods=[pod(state=ended(0, f"done {DID_NOT_LEARN}")), pod(index=1)],
+        phase="Failed",
+        reason="UpdatesSkipped",
+        message="150 of the last 200 minibatches were skipped",
     ),
     "fails once": Case(
         pods=gang(state=ended(1, "boom")),

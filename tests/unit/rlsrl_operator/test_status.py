@@ -304,6 +304,7 @@ def test_pods_are_counted_by_role_and_found_by_selector() -> None:
         ("Complete", False),
         ("Succeeded", False),
         ("BudgetExhausted", True),
+        ("UpdatesSkipped", True),
     ],
 )
 def test_reasons_that_need_attention(reason: str, expected: bool) -> None:

@@ -229,14 +229,18 @@ def test_resume(record: PageRecord, saved: dict[str, Any] | None, expected: dict
     [
         pytest.param(page_of(lives=0), id="page left behind"),
         pytest.param(page_of(50, 7, **{"dropped.stale": 9}), id="page older than checkpoint"),
+        pytest.param(page_of(60, 7), id="page older by steps whose updates were skipped"),
         pytest.param(
             page_of(90, 7, incarnation=-1), id="page of an earlier actor_record, whose training was rolled back"
         ),
     ],
 )
 def test_the_checkpoint_replaces_an_older_page(record: PageRecord) -> None:
-    after = resumed_record(record, saved_at(60, 45), incarnation=3)
-    assert {term: count for term, count in after.counters.items() if count} == {"trained": 60, "lost.receiver_died": 45}
+    saved = saved_at(60, 45)
+    saved["counters"]["dropped.update_skipped"] = 8
+    after = resumed_record(record, saved, incarnation=3)
+    expected = {"trained": 60, "dropped.update_skipped": 8, "lost.receiver_died": 45}
+    assert {term: count for term, count in after.counters.items() if count} == expected
     assert after.marks == {0: CHECKPOINT}, "marks and counters are of one moment"
     assert after.restored
 
@@ -255,6 +259,18 @@ def test_a_snapshot_goes_through_json(tmp_path: Path, trainer_page: LedgerPage) 
         assert elsewhere.mark(ProducerId(3, 1)) == 6
     ledger.resume(saved, incarnation=3)
     assert figures(trainer_page) == {"trained": 40, "lost.rolled_back": 60}
+
+
+def test_skipped_updates_stay_dropped_when_training_is_rolled_back(trainer_page: LedgerPage) -> None:
+    ledger = TrainerLedger(trainer_page)
+    ledger.resume(None, incarnation=2)
+    ledger.take(ProducerId(3, 1), 6, 100, 1000)
+    ledger.trained(30, num_skipped=10)
+    saved = ledger.snapshot()
+    ledger.trained(40, num_skipped=20)
+    assert figures(trainer_page) == {"trained": 70, "dropped.update_skipped": 30}
+    ledger.resume(saved, incarnation=3)
+    assert figures(trainer_page) == {"trained": 30, "dropped.update_skipped": 30, "lost.rolled_back": 40}
 
 
 @pytest.fixture

@@ -204,7 +204,9 @@ class Run:
         if isinstance(worker.ledger, ActorLedger):
             worker.post(self.rng.randrange(1, 100), killed_before_send=killed_before_send)
         elif worker.buffer and isinstance(worker.ledger, TrainerLedger):
-            worker.ledger.trained(worker.buffer.popleft())
+            num_transitions = worker.buffer.popleft()
+            num_skipped = self.rng.choice([0, 0, num_transitions // 2, num_transitions])
+            worker.ledger.trained(num_transitions - num_skipped, num_skipped=num_skipped)
         elif worker.buffer:
             worker.post(worker.buffer.popleft(), killed_before_send=killed_before_send)
 

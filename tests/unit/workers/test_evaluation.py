@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,12 @@ def test_the_summary() -> None:
         "length_mean": 3.5,
     }
     assert result.return_std == np.std(result.returns)
+
+
+def test_the_summary_has_null_for_what_json_lacks() -> None:
+    summary = EvaluationResult(returns=(1.0, float("inf")), lengths=(2, 5)).to_json()
+    assert json.loads(json.dumps(summary, allow_nan=False))["return_max"] is None
+    assert (summary["return_mean"], summary["return_min"]) == (None, 1.0)
 
 
 @pytest.mark.parametrize(

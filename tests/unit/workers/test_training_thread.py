@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -17,6 +19,7 @@ from rlsrl.buffers.limiter import RateLimiter
 from rlsrl.data.slots import ProducerId, Slot, rollout_layout
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
+from rlsrl.parameters.terminal import UPDATES_SKIPPED
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import ActorLedger, TrainerLedger, balance, read_pages
 from rlsrl.streams.consumer_core import ConsumerOptions
@@ -57,6 +60,8 @@ class FakeLearner:
     def __init__(self, steps: int = 0) -> None:
         self.steps = steps
         self.failure: Exception | None = None
+        self.taken = (True,)
+        self.num_untrained = 0
         self.may_step = threading.Event()
         self.may_step.set()
         self.stepping = threading.Event()
@@ -70,7 +75,12 @@ class FakeLearner:
             raise self.failure
         self.steps += 1
         return StepResult(
-            step=self.steps, optimizer_steps=self.steps, skipped=0, num_transitions=SLOT, metrics={"loss": 0.5}
+            step=self.steps,
+            optimizer_steps=self.steps,
+            taken=self.taken,
+            num_transitions=SLOT,
+            num_untrained=self.num_untrained,
+            metrics={"loss": 0.5},
         )
 
     def adopt(self, learning_rate: float, coefficients: Mapping[str, float]) -> None:
@@ -104,6 +114,8 @@ class Bench:
         self.clock = ManualClock()
         self.join_session = RecordingSession()
         self.learner = FakeLearner(version.step)
+        self.episode_return: float | None = None
+        """The return of the episodes that end with each slot; None: no episode ends."""
         self.published: list[Parameters] = []
         self.stored: list[Checkpoint] = []
         self.ended = threading.Event()
@@ -186,14 +198,16 @@ class Bench:
             except StreamTimeout:
                 assert not self.ended.is_set(), "the thread ended without another credit"
 
-    def post(self, slot: Slot, version: Version | None = None) -> None:
+    def post(self, slot: Slot, version: Version | None = None, *, num_transitions: int = SLOT) -> None:
         """Fill a slot as acted with ``version`` (default: the requested one), post and receive it."""
         acted = slot.min_version if version is None else version
         for array in slot.arrays.values():
             array[...] = 0
-        slot.arrays["mask"][...] = True
+        slot.arrays["mask"].flat[:num_transitions] = True
         slot.arrays["version_attempt"][:], slot.arrays["version_step"][:] = acted
-        slot.num_transitions = SLOT
+        if self.episode_return is not None:
+            slot.arrays["episode_length"][-1], slot.arrays["episode_return"][-1] = STEPS, self.episode_return
+        slot.num_transitions = num_transitions
         self.producer.post(slot)
         self.receive()
 
@@ -277,6 +291,71 @@ def test_trained_steps_are_counted(make_bench: Callable[..., Bench]) -> None:
     assert bench.counted("train_steps", "transitions_trained", "episodes") == [2, 2 * SLOT, 0]
     assert bench.counted("policy_lag_exceeded") == [0]
     bench.end()
+
+
+def test_transitions_without_an_effect_are_dropped_not_trained(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(stop={"train_steps": 2})
+    bench.learner.taken, bench.learner.num_untrained = (True, False, True), 3
+    bench.train(2)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    bench.thread.check()
+    counters = bench.ledger.snapshot()["counters"]
+    assert (counters["trained"], counters["dropped.update_skipped"]) == (2 * (SLOT - 3), 6)
+    assert bench.counted("transitions_trained") == [2 * (SLOT - 3)]
+    value = bench.context.metrics.registry.get_sample_value
+    assert [value("rlsrl_minibatches_total", {"outcome": outcome}) for outcome in ("taken", "skipped")] == [4, 2]
+    metadata = bench.thread.checkpoint().metadata
+    assert (metadata["minibatches"], metadata["minibatches_skipped"]) == (6, 2)
+    assert metadata["env_steps"] == 2 * SLOT, "steps of the environment, trained or not"
+    assert bench.join_session.rows[-1][1]["minibatches_skipped"] == 2
+    assert (bench.thread.stop_reason, bench.thread.run_failure) == ("trainSteps", None)
+    bench.end()
+
+
+def test_a_run_that_skips_most_minibatches_ends_with_the_reason(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench()
+    bench.learner.taken = (False,) * 51 + (True,) * 49
+    bench.train(2)
+    bench.thread.join(DEADLINE_SECONDS)
+    assert (bench.thread.stop_reason, bench.learner.steps) == (UPDATES_SKIPPED, 2)
+    assert (bench.thread.run_failure or "").startswith("102 of the last 200 minibatches were skipped")
+    bench.end()
+
+
+def test_a_run_that_ends_before_the_window_is_full_is_judged_at_its_end(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(stop={"train_steps": 3})
+    bench.learner.taken = (False, False, True)
+    bench.train(3)
+    bench.thread.join(DEADLINE_SECONDS)
+    assert (bench.thread.stop_reason, bench.learner.steps) == (UPDATES_SKIPPED, 3)
+    assert (bench.thread.run_failure or "").startswith("6 of the last 9 minibatches were skipped")
+    bench.end()
+
+
+def test_a_batch_without_a_transition_is_no_step(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(max_policy_lag=0, stop={"train_steps": 1})
+    for _ in range(3):
+        bench.post(bench.acquire(), num_transitions=0)
+    bench.post(bench.acquire())
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    bench.thread.check()
+    assert steps_of(bench.published) == [("1.0", 0), ("1.1", 1)]
+    assert bench.ledger.snapshot()["counters"]["trained"] == SLOT
+    bench.end()
+
+
+def test_returns_that_are_not_finite_are_counted_and_never_stored(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(push_steps=1, stop={"train_steps": 2})
+    bench.episode_return = math.nan
+    bench.train(2)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    bench.thread.check()
+    bench.end()
+    final = bench.thread.checkpoint()
+    json.dumps({**final.metadata, **final.state.values["progress"]}, allow_nan=False)
+    assert (final.metadata["return_mean"], final.metadata["non_finite_returns"]) == (None, 2 * LANES)
+    assert "return_mean" not in bench.join_session.rows[-1][1]
+    assert bench.join_session.rows[-1][1]["non_finite_returns"] == 2 * LANES
 
 
 def test_a_lag_beyond_the_bound_is_counted(make_bench: Callable[..., Bench]) -> None:

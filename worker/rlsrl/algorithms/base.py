@@ -26,7 +26,9 @@ Evaluate = Callable[[Tensor, Tensors], Tensors]
 """``Algorithm.evaluate``, or a function that computes the same in parts or compiled."""
 
 INDEX = "index"
-"""The schedule's one required key: [K, M] int64, the batch rows of each of K minibatches of M rows."""
+"""A key of every schedule: [K, M] int64, the batch rows of each of K minibatches of M rows."""
+WEIGHT = "weight"
+"""A key of every schedule: [K, M] float32, above 0 where the row of ``INDEX`` is a transition, else 0."""
 
 
 def one_rank(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -74,7 +76,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
-        """Return the step's K minibatches at once: ``INDEX`` and the minibatches' other inputs, each [K, ...].
+        """Return the step's K minibatches at once: ``INDEX``, ``WEIGHT`` and other inputs, each [K, ...], on the CPU.
 
         An array [K, M, ...] has one entry for each of the M rows: microbatches split it along M.
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsrl.algorithms.adam import AdamState
-from rlsrl.algorithms.base import Algorithm, Batch, Evaluate, Reduce, Tensors, one_rank
+from rlsrl.algorithms.base import INDEX, WEIGHT, Algorithm, Batch, Evaluate, Reduce, Tensors, one_rank
 from rlsrl.algorithms.evaluation import compiled_evaluation, evaluated_in_parts
 from rlsrl.algorithms.minibatch import Inputs, LocalSteps, MinibatchStep, ParallelSteps
 from rlsrl.algorithms.normalizer import Normalizer
@@ -36,12 +36,19 @@ class StepResult:
     """Calls of ``step`` so far, including this one."""
     optimizer_steps: int
     """Optimizer steps so far: one for each minibatch that was not skipped."""
-    skipped: int
-    """Minibatches of this call whose loss or gradient was not finite: they changed nothing."""
+    taken: tuple[bool, ...]
+    """For each minibatch of this call, in order: False if it was skipped, since its loss or gradient was not finite."""
     num_transitions: int
-    """Transitions trained on this rank."""
+    """Transitions of this rank's batch."""
+    num_untrained: int
+    """Those of them whose every minibatch was skipped: they changed nothing."""
     metrics: Mapping[str, float]
     """Means over the minibatches that were not skipped. Loss terms are missing if all were skipped."""
+
+    @property
+    def skipped(self) -> int:
+        """Number of minibatches that were skipped."""
+        return self.taken.count(False)
 
 
 class Learner:
@@ -125,8 +132,9 @@ class Learner:
         return StepResult(
             step=self._step,
             optimizer_steps=self.optimizer_steps,
-            skipped=int(np.count_nonzero(~taken)),
+            taken=tuple(taken.tolist()),
             num_transitions=batch.num_transitions,
+            num_untrained=0 if taken.all() else batch.num_transitions - _num_trained(schedule, taken),
             metrics={**counts, **settings, **batch.metrics, **self._means(metrics, norms, taken)},
         )
 
@@ -226,6 +234,12 @@ class Learner:
         self._normalizer.load_state_dict(_below("normalizer/", copies))
         self._rng = np.random.Generator(generator)
         self._step, self._env_steps = step, env_steps
+
+
+def _num_trained(schedule: Tensors, taken: NDArray[np.bool_]) -> int:
+    """Return the number of transitions that are in at least one minibatch taken."""
+    index, weight = (to_host(schedule[name])[taken] for name in (INDEX, WEIGHT))
+    return int(np.unique(index[weight > 0.0]).size)
 
 
 def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from rlsrl.algorithms.base import INDEX, Algorithm, Batch, Evaluate, Reduce, Tensors
+from rlsrl.algorithms.base import INDEX, WEIGHT, Algorithm, Batch, Evaluate, Reduce, Tensors
 from rlsrl.algorithms.returns import explained_variance, explained_variance_sums, generalized_advantages
 from rlsrl.algorithms.schedules import Scheduled, value_at
 from rlsrl.data.specs import Arrays
@@ -140,7 +140,7 @@ class Ppo(Algorithm):
         if self._normalize_advantages:
             chosen = _normalized(chosen, count, total, squares)
         chosen *= np.where(valid, batch.schedule_inputs["importance"][index], 0.0)
-        arrays = {"weight": valid / np.maximum(count, 1.0), "advantage": chosen}
+        arrays = {WEIGHT: valid / np.maximum(count, 1.0), "advantage": chosen}
         return {INDEX: torch.from_numpy(index)} | {
             name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()
         }
@@ -161,7 +161,7 @@ class Ppo(Algorithm):
     def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         """Return policy loss + value_coefficient * value loss - entropy_coefficient * entropy, as weighted sums."""
         del state
-        weight, clip_range = minibatch["weight"], minibatch["clip_range"]
+        weight, clip_range = minibatch[WEIGHT], minibatch["clip_range"]
         parameters, value = self._network(params, minibatch)
         log_prob, entropies = self._log_prob_and_entropy(parameters, minibatch["action"])
         log_ratio = log_prob - minibatch["proximal_log_prob"]

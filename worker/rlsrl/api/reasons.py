@@ -22,7 +22,7 @@ DURABLE: Final = "Durable"
 FINISHED: Final = "Finished"
 
 AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict", "ObjectRefused"]
-EndReason = Literal["Succeeded", "ConfigurationError", "EnvironmentFault", "BudgetExhausted"]
+EndReason = Literal["Succeeded", "ConfigurationError", "EnvironmentFault", "BudgetExhausted", "UpdatesSkipped"]
 GangReason = Literal["Starting", "Complete", "Restarting", "Suspended", "Finished"]
 DurableReason = Literal["Stored", "NotStored"]
 ReadyReason = Literal[
@@ -202,6 +202,13 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "The trainers have failed more often than `restarts.budget` allows; `restarts.decaySeconds` lets older "
             "failures expire. The message has the last failure.",
             "Read the trainers' logs. Correct the cause or raise the budget, delete the experiment and apply it again.",
+            "True",
+        ),
+        "UpdatesSkipped": Judgement(
+            "Training did not learn: the loss or the gradient of more than half of the last 200 minibatches was not "
+            "finite. Trainers skip such minibatches. Runs with fewer than 200 minibatches are judged at their end.",
+            "Look for extreme rewards and observations of the environment. `normalizeRewards`, `rewardClip` and "
+            "`normalizeObservations` bound them. Or lower `learningRate`. Delete the experiment and apply it again.",
             "True",
         ),
     },

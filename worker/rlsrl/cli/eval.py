@@ -212,12 +212,11 @@ def play(
 
 
 def _lines(conditions: dict[str, Any], result: EvaluationResult) -> str:
-    summary = result.to_json()
     actions = "greedy" if conditions["greedy"] else "sampled"
     return (
-        f"{conditions['run']}: version {conditions['version']}, {summary['episodes']} episodes in "
+        f"{conditions['run']}: version {conditions['version']}, {result.num_episodes} episodes in "
         f"{conditions['environments']} environments, {actions} actions, seed {conditions['seed']}\n"
-        f"return: mean {summary['return_mean']:.2f}, std {summary['return_std']:.2f}, "
-        f"min {summary['return_min']:.2f}, max {summary['return_max']:.2f}\n"
-        f"length: mean {summary['length_mean']:.1f} steps"
+        f"return: mean {result.return_mean:.2f}, std {result.return_std:.2f}, "
+        f"min {min(result.returns):.2f}, max {max(result.returns):.2f}\n"
+        f"length: mean {result.length_mean:.1f} steps"
     )

@@ -68,8 +68,10 @@ def _run(folder: RunFolder, experiment: RLExperiment, file: Path, again: str) ->
     """Run an unfinished run, report, and return the exit status."""
     shown = _short(folder.path)
     if folder.is_finished():
-        _say(f"{shown} has finished; --fresh renames its folder and starts a new run")
-        return _report(settle(folder, experiment), folder, Finished(), again)
+        summary = settle(folder, experiment)
+        ended = "finished" if summary["finished"] else "failed"
+        _say(f"{shown} has {ended}; --fresh renames its folder and starts a new run")
+        return _report(summary, folder, Finished(), again)
     if folder.record.attempt:
         lost = check_versions(folder)
         _say(f"resuming {shown}, attempt {folder.record.attempt + 1}")
@@ -87,6 +89,9 @@ def _report(summary: Mapping[str, Any], folder: RunFolder, outcome: RunOutcome, 
         _say(f"error: {outcome.message}", err=True)
     for line in closing_lines(summary, _short(folder.path), failed=isinstance(outcome, Failed)):
         _say(line)
+    if (failure := summary["failure"]) is not None:
+        _say(f"error: {failure}", err=True)
+        return FAILED
     if isinstance(outcome, Finished):
         return FINISHED
     if isinstance(outcome, Interrupted) and outcome.killed:

@@ -24,10 +24,12 @@ from rlsrl.local.worker_report import (
 
 MAX_WORKERS_A_ROLE = 8
 """Workers shown of a role. Further workers appear in the role's own line only."""
-HEADER = ("ROLE", "INDEX", "HOST", "STATE", "BUSY", "VERSION", "PER SECOND", "WAITS FOR", "WORK")
+HEADER = ("ROLE", "INDEX", "HOST", "STATE", "BUSY", "VERSION", "PER SECOND", "SKIPPED", "WAITS FOR", "WORK")
 
 RATE = "samples_per_second"
 """The worker's statistic under PER SECOND."""
+SKIPPED = "minibatches_skipped"
+"""The trainers' statistic under SKIPPED: minibatches whose loss or gradient was not finite, over the whole run."""
 RATE_UNITS = {"policy": "requests"}
 """The unit of a role's rate; by default transitions."""
 
@@ -74,6 +76,7 @@ def _role(role: str, reports: Sequence[StatusPage]) -> tuple[str, ...]:
         busy(shares),
         "",
         f"{sum(rates):,.0f} {RATE_UNITS.get(role, 'transitions')}" if rates else UNKNOWN,
+        "",
         waits(shares),
         works(shares),
     )
@@ -89,6 +92,7 @@ def _worker(report: StatusPage) -> tuple[str, ...]:
         busy(shares),
         version(report),
         shown(mapping(report, "stats"), RATE, ",.0f"),
+        "" if number(mapping(report, "stats"), SKIPPED) is None else shown(mapping(report, "stats"), SKIPPED, ",.0f"),
         waits(shares),
         works(shares),
     )

@@ -98,7 +98,7 @@ class ProcessState:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """The run has its terminal record."""
+    """The run has its terminal record, which may name a failure (``rlsrl.parameters.terminal``)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from rlsrl.local.metrics_log import MetricsRow
 from rlsrl.local.run_record import RunRecord
 from rlsrl.parameters.evaluations import best_of, evaluation_of
 from rlsrl.parameters.protocols import VersionInfo
+from rlsrl.parameters.terminal import failure_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +47,15 @@ def summarize(facts: RunFacts) -> dict[str, Any]:
         "name": facts.name,
         "run_uid": facts.record.run_uid,
         "seed": facts.seed,
-        "finished": facts.terminal is not None,
+        "finished": facts.terminal is not None and failure_of(facts.terminal) is None,
         "reason": (facts.terminal or {}).get("reason"),
+        "failure": failure_of(facts.terminal),
         "env_steps": env_steps,
         "train_steps": int(result.get("train_steps", 0)),
         "return_mean": result.get("return_mean"),
+        "non_finite_returns": int(result.get("non_finite_returns", 0)),
+        "minibatches": int(result.get("minibatches", 0)),
+        "minibatches_skipped": int(result.get("minibatches_skipped", 0)),
         "wall_seconds": round(facts.record.wall_seconds, 3),
         "training_seconds": round(seconds, 3),
         "env_steps_per_second": round(env_steps / seconds, 1) if seconds > 0 else None,
@@ -85,8 +90,11 @@ def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = Fa
     After a failure no command follows: the error comes first.
     """
     return_mean = summary["return_mean"]
-    returns = "no episode ended" if return_mean is None else f"mean return {return_mean:.1f}"
-    state = f"finished ({summary['reason']})" if summary["finished"] else "has not finished"
+    returns = _no_return(summary) if return_mean is None else f"mean return {return_mean:.1f}"
+    learned = summary["failure"] is None
+    state = (
+        f"finished ({summary['reason']})" if summary["finished"] else "has not finished" if learned else "has failed"
+    )
     rate = summary["env_steps_per_second"]
     speed = f" ({rate:,.0f} a second, start-up included)" if rate else ""
     effort = f"{summary['env_steps']:,} env steps in {summary['training_seconds']:.1f} s{speed}"
@@ -95,10 +103,11 @@ def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = Fa
         *_evaluation_lines(summary),
         *_dropped_lines(summary["ledger"]),
         *(f"WARNING: {rollback['text']}" for rollback in summary["rollbacks"]),
+        *_sick_lines(summary),
         *ledger_warning(summary["ledger"]),
         f"results: {folder}",
     ]
-    if summary["versions"]["count"] and not failed:
+    if summary["versions"]["count"] and learned and not failed:
         run = shlex.quote(str(folder))
         lines += ["try next:", f"  rlsrl eval {run}", f"  rlsrl params list {run}", f"  rlsrl plot {run}"]
     return lines
@@ -123,6 +132,24 @@ def _dropped_lines(ledger: Mapping[str, Any]) -> list[str]:
         f"WARNING: {dropped:,} of {ledger['produced']:,} transitions were not finite (NaN or inf) and not trained.",
         "WARNING: the environments are named in the actors' logs; look for environment_fault.",
     ]
+
+
+def _no_return(summary: Mapping[str, Any]) -> str:
+    return "no return is finite" if summary["non_finite_returns"] else "no episode ended"
+
+
+def _sick_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return a line for each kind of number that was not finite; nothing for a healthy run."""
+    lines = []
+    if skipped := summary["minibatches_skipped"]:
+        untrained = summary["ledger"].get("dropped", {}).get("update_skipped", 0)
+        lines.append(
+            f"skipped {skipped:,} of {summary['minibatches']:,} minibatches, whose loss or gradient was not finite; "
+            f"{untrained:,} transitions were dropped untrained"
+        )
+    if returns := summary["non_finite_returns"]:
+        lines.append(f"{returns:,} episodes had a return that is not finite: they are in no mean return")
+    return lines
 
 
 def _evaluation_text(evaluation: Mapping[str, Any]) -> str:

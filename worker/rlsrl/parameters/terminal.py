@@ -1,4 +1,4 @@
-"""The terminal record: a finished run's result, stored with its last version. A run with such a record never trains."""
+"""The terminal record: an ended run's result, stored with its last version. A run with such a record never trains."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Any
 from rlsrl.parameters.protocols import ParameterDB
 
 TERMINAL_KEY = "terminal"
-"""Metadata key of a finished run's last version. The value is ``{"reason", "version", "result"}``."""
+"""Metadata key of an ended run's last version.
+
+The value is ``{"reason", "version", "result"}``. ``reason`` is a criterion of ``stop``, or ``UPDATES_SKIPPED``. In the
+latter case the run has failed, and ``failure`` says why."""
+UPDATES_SKIPPED = "updatesSkipped"
+"""The reason of a run that ended since most of its minibatches were skipped."""
 
 
 def terminal_record(db: ParameterDB, policy_name: str) -> Mapping[str, Any] | None:
@@ -18,3 +23,9 @@ def terminal_record(db: ParameterDB, policy_name: str) -> Mapping[str, Any] | No
         return None
     record = versions[-1].metadata.get(TERMINAL_KEY)
     return record if isinstance(record, dict) else None
+
+
+def failure_of(record: Mapping[str, Any] | None) -> str | None:
+    """Return why the run failed; None if its record names a criterion of ``stop``, or there is no record."""
+    failure = (record or {}).get("failure")
+    return failure if isinstance(failure, str) else None

@@ -125,6 +125,13 @@ class Metrics:
         "Transitions trained. Each counts once, whatever the number of epochs.",
         roles=(TRAINER,),
     )
+    minibatches = _Declared(
+        Counter,
+        "minibatches_total",
+        "Minibatches, by outcome: taken, or skipped because the loss or gradient was not finite.",
+        labels=("outcome",),
+        roles=(TRAINER,),
+    )
     episodes = _Declared(Counter, "episodes_total", "Episodes that ended in trained batches.", roles=(TRAINER,))
     policy_lag = _Declared(
         Histogram,

@@ -6,6 +6,7 @@ ones if each step gives a reward, and the good ones if each step costs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,8 @@ class EvaluationResult:
     @property
     def return_std(self) -> float:
         """Standard deviation of these returns (divided by their number)."""
-        return float(np.std(self.returns))
+        with np.errstate(invalid="ignore", over="ignore"):
+            return float(np.std(self.returns))
 
     @property
     def length_mean(self) -> float:
@@ -55,15 +57,16 @@ class EvaluationResult:
         return float(np.mean(self.lengths))
 
     def to_json(self) -> Mapping[str, Any]:
-        """Return the summary as a JSON value."""
-        return {
-            "episodes": self.num_episodes,
+        """Return the summary as a JSON value; null for a value that is NaN or infinite, which JSON lacks."""
+        values = {
             "return_mean": self.return_mean,
             "return_std": self.return_std,
             "return_min": min(self.returns),
             "return_max": max(self.returns),
             "length_mean": self.length_mean,
         }
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        return {"episodes": self.num_episodes, **finite}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,11 @@
-"""Counts training progress and evaluates the stop conditions. Pure; each checkpoint stores it."""
+"""Counts training progress and evaluates the stop conditions. Pure; each checkpoint stores it.
+
+Only ``SkipWindow``, which ends a run that does not learn, starts empty with each life of the trainers.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +13,16 @@ from typing import Any
 
 from rlsrl.data.specs import Arrays
 
+SKIP_WINDOW = 200
+"""The newest minibatches that ``SkipWindow`` judges."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StopConditions:
     """Training ends at the first step boundary at which a condition holds. None is no condition."""
 
     return_mean: float | None
-    """Mean undiscounted return of the last ``episodes`` episodes, once that many have ended."""
+    """Mean undiscounted return of the last ``episodes`` episodes with a finite return, once that many have ended."""
     episodes: int
     env_steps: int | None
     """Trained transitions, over all ranks."""
@@ -32,11 +39,29 @@ class Progress:
         self.train_steps = 0
         self.num_episodes = 0
         self.train_seconds = 0.0
+        self.minibatches = 0
+        self.minibatches_skipped = 0
+        self.non_finite_returns = 0
+        """Episodes whose return was NaN or infinite. They are in no mean."""
         self._returns: deque[float] = deque(maxlen=episodes)
 
-    def add(self, *, returns: Sequence[float], num_transitions: int, seconds: float) -> None:
-        """Count a trained batch: the returns of the episodes that ended in it, and the seconds since the last batch."""
-        self._returns.extend(returns)
+    def add(
+        self, *, returns: Sequence[float], num_transitions: int, seconds: float, minibatches: int, skipped: int
+    ) -> None:
+        """Count a trained batch.
+
+        Args:
+            returns: of the episodes that ended in it.
+            num_transitions: of all ranks.
+            seconds: since the last batch.
+            minibatches: of the batch, skipped ones included.
+            skipped: minibatches that were skipped.
+        """
+        finite = [value for value in returns if math.isfinite(value)]
+        self._returns.extend(finite)
+        self.non_finite_returns += len(returns) - len(finite)
+        self.minibatches += minibatches
+        self.minibatches_skipped += skipped
         self.num_episodes += len(returns)
         self.env_steps += num_transitions
         self.train_steps += 1
@@ -44,8 +69,12 @@ class Progress:
 
     @property
     def return_mean(self) -> float | None:
-        """The mean return of the last episodes, at most ``episodes``; None before the first."""
-        return sum(self._returns) / len(self._returns) if self._returns else None
+        """The mean return of the last episodes, at most ``episodes``; None before the first, or if the sum overflows.
+
+        It is finite, so every JSON document can hold it.
+        """
+        mean = sum(self._returns) / len(self._returns) if self._returns else math.nan
+        return mean if math.isfinite(mean) else None
 
     def stop_reason(self, stop: StopConditions) -> str | None:
         """Return the name, as in the spec, of a condition that holds, or None."""
@@ -66,17 +95,48 @@ class Progress:
             "train_steps": self.train_steps,
             "num_episodes": self.num_episodes,
             "train_seconds": self.train_seconds,
+            "minibatches": self.minibatches,
+            "minibatches_skipped": self.minibatches_skipped,
+            "non_finite_returns": self.non_finite_returns,
             "returns": list(self._returns),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Continue from a saved state. A state of an older version of rlsrl lacks some counts: they start at 0."""
         self.env_steps = int(state["env_steps"])
         self.train_steps = int(state["train_steps"])
         self.num_episodes = int(state["num_episodes"])
         self.train_seconds = float(state["train_seconds"])
+        self.minibatches = int(state.get("minibatches", 0))
+        self.minibatches_skipped = int(state.get("minibatches_skipped", 0))
+        self.non_finite_returns = int(state.get("non_finite_returns", 0))
         self._returns.clear()
         self._returns.extend(state["returns"])
+
+
+class SkipWindow:
+    """Finds that training does not learn: more than half of the last ``SKIP_WINDOW`` minibatches were skipped.
+
+    All ranks skip the same minibatches, so their windows agree.
+    """
+
+    def __init__(self) -> None:
+        self._taken: deque[bool] = deque(maxlen=SKIP_WINDOW)
+
+    def add(self, taken: Sequence[bool]) -> None:
+        """Count a step's minibatches, in order: False for each one skipped."""
+        self._taken.extend(taken)
+
+    def failure(self, *, at_end: bool) -> str | None:
+        """Return why the run must end, or None. Only ``at_end`` fewer than ``SKIP_WINDOW`` minibatches are judged."""
+        skipped, judged = self._taken.count(False), len(self._taken)
+        if 2 * skipped <= judged or (judged < SKIP_WINDOW and not at_end):
+            return None
+        return (
+            f"{skipped} of the last {judged} minibatches were skipped, and changed nothing: their loss or gradient was "
+            "not finite. At most half may be. Look for extreme rewards and observations of the environment "
+            "(normalizeRewards, rewardClip and normalizeObservations bound them), or lower learningRate"
+        )
 
 
 def episode_returns(batch: Arrays) -> list[float]:

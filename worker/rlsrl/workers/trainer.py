@@ -32,6 +32,16 @@ STEP_DEADLINE_SECONDS = 120.0
 """How long the current training step may take after the worker was asked to exit."""
 DISK_DEADLINE_SECONDS = 120.0
 """How long the queued checkpoints may take after that step."""
+_RESULT = (
+    "env_steps",
+    "train_steps",
+    "return_mean",
+    "train_seconds",
+    "minibatches",
+    "minibatches_skipped",
+    "non_finite_returns",
+)
+"""Metadata of the last version in the terminal record."""
 
 
 class TrainerWorker(Worker[TrainerConfig]):
@@ -104,7 +114,7 @@ class TrainerWorker(Worker[TrainerConfig]):
             if parts.gang.rank == 0:
                 parts.checkpoints.store_now(final)
                 if parts.training.stop_reason is not None:
-                    self._finish(final, parts.training.stop_reason)
+                    self._finish(final, parts.training.stop_reason, parts.training.run_failure)
             parts.ledger.end()
             parts.gang.close()
 
@@ -114,11 +124,13 @@ class TrainerWorker(Worker[TrainerConfig]):
         parts.buffer.put(parts.consumer.receive(MAX_SLOTS_A_POLL, timeout=0), oldest_outstanding=None)
         count_discards(parts.ledger, parts.buffer.close())
 
-    def _finish(self, final: Checkpoint, reason: str) -> None:
+    def _finish(self, final: Checkpoint, reason: str, failure: str | None) -> None:
         assert self._db is not None, "configured before it shuts down"
         version = final.parameters.version
-        result = {name: final.metadata[name] for name in ("env_steps", "train_steps", "return_mean", "train_seconds")}
+        result = {name: final.metadata[name] for name in _RESULT}
         record = {"reason": reason, "version": str(version), "result": result}
+        if failure is not None:
+            record["failure"] = failure
         self._db.annotate(self._policy_name, version, {TERMINAL_KEY: record})
         self._terminal = record
-        self._context.log.info("finished", **record)
+        self._context.log.info("finished" if failure is None else "failed", **record)

@@ -19,11 +19,12 @@ from rlsrl.buffers.fifo import Discard, FifoBuffer, LaneBatch
 from rlsrl.buffers.limiter import RateLimiter
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters, TrainerState
+from rlsrl.parameters.terminal import UPDATES_SKIPPED
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang
-from rlsrl.workers.progress import Progress, StopConditions, episode_returns
+from rlsrl.workers.progress import Progress, SkipWindow, StopConditions, episode_returns
 
 WAKE_SECONDS = 0.2
 """How long the thread waits for a batch before it checks whether it should stop."""
@@ -32,8 +33,8 @@ WAKE_SECONDS = 0.2
 class TrainingLedger(Protocol):
     """The part of the ledger that the training thread writes."""
 
-    def trained(self, num_transitions: int) -> None:
-        """Count transitions that left the buffer and were trained."""
+    def trained(self, num_transitions: int, *, num_skipped: int = 0) -> None:
+        """Count a step's transitions, which left the buffer: those trained, and those whose updates were skipped."""
 
     def dropped(self, reason: str, num_transitions: int) -> None:
         """Count transitions that left the buffer untrained."""
@@ -157,6 +158,8 @@ class TrainingThread:
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
         self._stop_reason: str | None = None
+        self._run_failure: str | None = None
+        self._skip_window = SkipWindow()
         self._step_ended_at = 0.0
         self._unreported: dict[str, float] | None = None
         self._due_tags: tuple[str, ...] | None = None
@@ -165,8 +168,13 @@ class TrainingThread:
 
     @property
     def stop_reason(self) -> str | None:
-        """The stop condition that ended training, or None."""
+        """The stop condition that ended training, ``UPDATES_SKIPPED``, or None."""
         return self._stop_reason
+
+    @property
+    def run_failure(self) -> str | None:
+        """Why the run has failed, if ``stop_reason`` is ``UPDATES_SKIPPED``, else None."""
+        return self._run_failure
 
     def start(self) -> None:
         """Start the thread: publish the first version, grant the first credits and train."""
@@ -216,6 +224,9 @@ class TrainingThread:
                 "train_steps": self._progress.train_steps,
                 "return_mean": self._progress.return_mean,
                 "train_seconds": round(self._progress.train_seconds, 3),
+                "minibatches": self._progress.minibatches,
+                "minibatches_skipped": self._progress.minibatches_skipped,
+                "non_finite_returns": self._progress.non_finite_returns,
                 **self._outputs.metadata,
             },
             tags=tags,
@@ -246,6 +257,7 @@ class TrainingThread:
             answers = self._gang.agree(
                 {
                     "ready": batch is not None and not self._compiler.blocks_training,
+                    "transitions": 0 if batch is None else batch.num_transitions,
                     "compiling": self._compiler.stage(),
                     "stop": self._stopping.is_set(),
                     "checkpoint": self._due_tags,
@@ -261,7 +273,10 @@ class TrainingThread:
                 break
             self._compiler.follow([answer["compiling"] for answer in answers], self._gang, self._version)
             if batch is not None and all(answer["ready"] for answer in answers):
-                self._train(batch)
+                if any(answer["transitions"] for answer in answers):
+                    self._train(batch)
+                else:  # An optimizer step without a transition would still move the weights, by its momentum.
+                    self._experience.limiter.discarded(self._experience.batch_lanes)
                 batch = None
         if batch is not None:
             self._experience.ledger.dropped("end_of_run", batch.num_transitions)
@@ -295,7 +310,8 @@ class TrainingThread:
         result = self._learner.step(batch.arrays)
         updated = self._context.clock.monotonic()
         self._version = Version(self._version.attempt, self._version.step + 1)
-        self._experience.ledger.trained(batch.num_transitions)
+        num_trained = batch.num_transitions - result.num_untrained
+        self._experience.ledger.trained(num_trained, num_skipped=result.num_untrained)
         self._experience.limiter.sampled(self._experience.batch_lanes)
         publishing = self._context.clock.monotonic()
         self._outputs.publish(self._learner.parameters(self._version))
@@ -321,8 +337,11 @@ class TrainingThread:
             returns=[value for part in parts for value in part["returns"]],
             num_transitions=sum(part["transitions"] for part in parts),
             seconds=parts[0]["seconds"],
+            minibatches=len(result.taken),
+            skipped=result.skipped,
         )
-        self._update_metrics(batch, policy_lag, num_episodes=len(returns))
+        self._skip_window.add(result.taken)
+        self._update_metrics(result, policy_lag, num_episodes=len(returns))
         self._check_stop_conditions()
         self._unreported = self._scalars(result, max(part["policy_lag"] for part in parts))
         cadence = self._settings.cadence
@@ -334,13 +353,18 @@ class TrainingThread:
 
     def _check_stop_conditions(self) -> None:
         self._stop_reason = self._progress.stop_reason(self._settings.stop_conditions)
+        self._run_failure = self._skip_window.failure(at_end=self._stop_reason is not None)
+        if self._run_failure is not None:
+            self._stop_reason = UPDATES_SKIPPED
         if self._stop_reason is not None:
             self._stopping.set()
 
-    def _update_metrics(self, batch: LaneBatch, policy_lag: int, *, num_episodes: int) -> None:
+    def _update_metrics(self, result: StepResult, policy_lag: int, *, num_episodes: int) -> None:
         metrics = self._context.metrics
         metrics.train_steps.inc()
-        metrics.transitions_trained.inc(batch.num_transitions)
+        metrics.transitions_trained.inc(result.num_transitions - result.num_untrained)
+        metrics.minibatches.labels(outcome="taken").inc(len(result.taken) - result.skipped)
+        metrics.minibatches.labels(outcome="skipped").inc(result.skipped)
         metrics.episodes.inc(num_episodes)
         metrics.policy_lag.observe(policy_lag)
         metrics.policy_lag_exceeded.inc(policy_lag > self._experience.max_policy_lag)
@@ -366,6 +390,8 @@ class TrainingThread:
             "train_seconds": progress.train_seconds,
             "env_steps_per_second": progress.env_steps / max(progress.train_seconds, 1e-9),
             "policy_lag": float(policy_lag),
+            "minibatches_skipped": float(progress.minibatches_skipped),
+            "non_finite_returns": float(progress.non_finite_returns),
             **{f"train/{name}": value for name, value in result.metrics.items()},
         }
         if progress.return_mean is not None:

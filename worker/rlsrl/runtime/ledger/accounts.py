@@ -100,9 +100,18 @@ class ConsumerAccount:
 class TrainerLedger(ConsumerAccount):
     """The trainer's page: a consumer that trains and resumes from checkpoints."""
 
-    def trained(self, num_transitions: int) -> None:
-        """Record that transitions left the buffer and were trained."""
-        self._page.update(trained=num_transitions, in_buffer=-num_transitions)
+    def trained(self, num_transitions: int, *, num_skipped: int = 0) -> None:
+        """Record that a step's transitions left the buffer: some trained, and ``num_skipped`` others without effect.
+
+        The others are dropped as ``update_skipped``. One update of the page counts both, so no kill separates them.
+        """
+        self._page.update(
+            **{
+                "trained": num_transitions,
+                "dropped.update_skipped": num_skipped,
+                "in_buffer": -num_transitions - num_skipped,
+            }
+        )
 
     def snapshot(self) -> dict[str, Any]:
         """Return JSON values for a checkpoint; ``resume`` reads them."""
@@ -269,7 +278,9 @@ def resumed_record(record: PageRecord, saved: Mapping[str, Any] | None, *, incar
     """
     trained = saved["counters"]["trained"] if saved else 0
     base = record
-    if saved and (record.lives == 0 or (record.incarnation, record.counters["trained"]) < _age(saved)):
+    if saved and (
+        record.lives == 0 or _age(record.incarnation, record.counters) < _age(saved["incarnation"], saved["counters"])
+    ):
         base = replace(
             record,
             counters={**PageRecord(role="", index=0).counters, **saved["counters"]},
@@ -290,8 +301,12 @@ def resumed_record(record: PageRecord, saved: Mapping[str, Any] | None, *, incar
     )
 
 
-def _age(saved: Mapping[str, Any]) -> tuple[int, int]:
-    return saved["incarnation"], saved["counters"]["trained"]
+def _age(incarnation: int, counters: Mapping[str, int]) -> tuple[int, int]:
+    """Return what orders a trainer's records: within a life each step raises the number of transitions.
+
+    A checkpoint of an older version of rlsrl lacks ``update_skipped``.
+    """
+    return incarnation, counters["trained"] + counters.get("dropped.update_skipped", 0)
 
 
 def _reconcile_new_life(record: PageRecord, producer: ProducerId, mark: Mark, progress: ProducerProgress) -> PageRecord:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
-DROP_REASONS = ("stale", "old_attempt", "end_of_run", "non_finite")
+DROP_REASONS = ("stale", "old_attempt", "end_of_run", "non_finite", "update_skipped")
 """Why a transition was not trained that reached a consumer, or was in transit when its producer ended cleanly.
-``non_finite``: it reached no slot, because its reward or observation is not finite."""
+``non_finite``: it reached no slot, because its reward or observation is not finite. ``update_skipped``: every minibatch
+that contained it was skipped, because the loss or the gradient was not finite."""
 LOSS_CAUSES = ("receiver_died", "producer_died", "rolled_back")
 """Causes of a loss. The consumer that held the transition died; or its producer died before a consumer held it; or
 training resumed from a checkpoint that is older than the step that trained it."""
@@ -18,14 +19,19 @@ TERMS = (
     "produced",
     "trained",
     "in_buffer",
-    *(f"dropped.{reason}" for reason in DROP_REASONS),
+    "dropped.stale",
+    "dropped.old_attempt",
+    "dropped.end_of_run",
+    "dropped.non_finite",
     *(f"lost.{cause}" for cause in LOSS_CAUSES),
     "passed_on",
     "outlived",
+    "dropped.update_skipped",
 )
-"""The counters, in transitions. Two of them are not part of the equation: ``passed_on`` (transitions that a buffer
-worker took and posted again) and ``outlived`` (transitions that a consumer took and that the producer's restored page
-does not contain)."""
+"""The counters, in transitions, in the order of a page; new ones are appended.
+
+Two of them are not part of the equation: ``passed_on`` (transitions that a buffer worker took and posted again) and
+``outlived`` (transitions that a consumer took and that the producer's restored page does not contain)."""
 
 
 def term_of_untaken(*, withdrawn: bool) -> str:
@@ -161,7 +167,7 @@ class PageRecord:
     @classmethod
     def _decode(cls, payload: bytes, *, role: str, index: int) -> Self:
         words = iter(struct.unpack(f"<{len(payload) // 8}q", payload))
-        # New terms are appended to the table, so an older page lacks the last ones.
+        # An older page lacks the last terms.
         counted = dict(zip(TERMS, _next_words(words, next(words)), strict=False))
         lives, ended, restored, incarnation, sequence = _next_words(words, 5)
         return cls(
