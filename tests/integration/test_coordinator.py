@@ -295,7 +295,9 @@ def test_the_status_has_what_workers_report(start: Start, join: Join) -> None:
     trainer = join(coordinator, role="trainer", index=0, attempt=3)
     actor.report(state=WorkerState.RUNNING)
     actor.turn_to("credit")
-    trainer.report(state=WorkerState.RUNNING, stats={"train_steps": 2.0}, version=Version(3, 2))
+    trainer.report(state=WorkerState.RUNNING, stats={"train_steps": 1.0, "env_steps": 10.0})
+    until(lambda: coordinator.status()["totals"]["env_steps"] == 10.0, "the first report arrives")
+    trainer.report(stats={"train_steps": 2.0, "env_steps": 20.0}, version=Version(3, 2))
     status = until(
         lambda: (
             (found := coordinator.status())["phase"] == "training"
@@ -306,6 +308,7 @@ def test_the_status_has_what_workers_report(start: Start, join: Join) -> None:
     )
     assert status["totals"]["train_steps"] == 2.0
     assert status["totals"]["version"] == "3.2"
+    assert status["totals"]["env_steps_per_second"] > 0
     (worker,) = status["roles"]["actor"]
     assert worker["pid"] == os.getpid()
     assert worker["state"] == "running"

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import rlsrl
 from rlsrl.cli import COMMANDS, main
 from rlsrl.cli.errors import UserError
-from rlsrl.cli.spec import wrapped
+from rlsrl.cli.text import wrapped
 from rlsrl.testing.cluster_objects import experiment, pod
 from rlsrl.testing.kubectl_standin import KubectlStandIn
 

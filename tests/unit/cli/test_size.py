@@ -1,4 +1,8 @@
+import os
+import pty
 import re
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -6,6 +10,8 @@ from click.testing import CliRunner, Result
 
 from rlsrl.cli import main
 from rlsrl.sizing.costs import MeasuredCosts
+from rlsrl.testing.live_runs import rlsrl_command
+from rlsrl.testing.waiting import DEADLINE_SECONDS
 from rlsrl.testing.workloads import TYPICAL
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -45,6 +51,25 @@ def test_size_reports_speed_bottleneck_and_effective_changes() -> None:
     assert [line.split()[0] for line in lines[7:10]] == ["actor", "trainer", "coordinator"]
     assert any(line.startswith("helps: --set algorithm.ppo.minibatchSize=512 ") for line in lines[10:])
     assert any(line.startswith("does not help: ") and "trainers.replicas=2" in line for line in lines[10:])
+
+
+def test_the_lines_fit_100_columns_of_a_terminal() -> None:
+    """A pipe gets one line for each fact."""
+    ours, its = pty.openpty()
+    with os.fdopen(ours, "rb") as terminal:
+        done = subprocess.Popen(
+            [rlsrl_command(), "size", str(CARTPOLE), "--env-step-seconds=1e-5"],
+            stdout=its,
+            env={**os.environ, "COLUMNS": "200"},
+        )
+        os.close(its)
+        lines = []
+        with suppress(OSError):  # EIO: the command has closed its end
+            for line in terminal:
+                lines.append(line)  # noqa: PERF402 - keeps the lines before the error
+        assert done.wait(DEADLINE_SECONDS) == 0
+    assert any(line.startswith(b"does not help: ") for line in lines)
+    assert max(len(line.rstrip()) for line in lines) <= 100
 
 
 def test_an_environment_of_unknown_speed_is_stepped() -> None:

@@ -12,7 +12,7 @@ import click
 
 from rlsrl.api.load import SpecError, load_file
 from rlsrl.cli.errors import UserError
-from rlsrl.cli.text import columns
+from rlsrl.cli.text import columns, width_of, wrapped
 
 if TYPE_CHECKING:
     from rlsrl.api.spec import ExperimentSpec, RLExperiment
@@ -73,7 +73,7 @@ def size(
             minibatch_seconds,
             again=lambda change: load_file(file, (*overrides, *change.overrides)),
         ):
-            click.echo(line)
+            click.echo(line if "\n" in line else wrapped(line, width_of(sys.stdout)))  # tables stay whole
     except (SpecError, ConfigurationError) as error:
         raise UserError(str(error)) from error
     except EnvironmentFailed as error:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import textwrap
 from pathlib import Path
 
 import click
@@ -15,6 +13,7 @@ from rlsrl.api.explain import explain as explain_field
 from rlsrl.api.load import SpecError, load_file
 from rlsrl.api.schema import json_schema
 from rlsrl.cli.errors import UserError
+from rlsrl.cli.text import width_of, wrapped
 
 
 @click.command()
@@ -31,28 +30,13 @@ def validate(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
             experiment = load_file(file, overrides)
         except SpecError as error:
             num_problems += len(error.problems)
-            click.echo(wrapped(str(error), _width()), err=True)
+            click.echo(wrapped(str(error), width_of(sys.stderr)), err=True)
         else:
             click.echo(f"{file}: valid")
             for warning in experiment.spec.actors.spread.warnings:
                 click.echo(f"{file}: warning: {warning}")
     if num_problems:
         raise UserError("1 problem" if num_problems == 1 else f"{num_problems} problems")
-
-
-def wrapped(text: str, width: int | None) -> str:
-    """Wrap lines that are longer than ``width``; continuation lines are indented. None: no limit."""
-    if width is None:
-        return text
-    return "\n".join(
-        textwrap.fill(line, width, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
-        for line in text.splitlines()
-    )
-
-
-def _width() -> int | None:
-    """Return the width of the terminal; None for files and pipes, which get one line for each fact."""
-    return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 
 @click.command()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TextIO
 
 UNKNOWN = "-"
+MAX_WIDTH = 100
+"""Columns of a line on a terminal."""
 
 
 def printable(text: str) -> str:
@@ -13,6 +18,21 @@ def printable(text: str) -> str:
     return "".join(
         each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text.expandtabs(4)
     )
+
+
+def wrapped(text: str, width: int | None) -> str:
+    """Wrap lines that are longer than ``width``; continuation lines are indented. None: no limit."""
+    if width is None:
+        return text
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
+        for line in text.splitlines()
+    )
+
+
+def width_of(stream: TextIO) -> int | None:
+    """Return the columns that lines may take; None for files and pipes, which get one line for each fact."""
+    return min(MAX_WIDTH, shutil.get_terminal_size().columns) if stream.isatty() else None
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
