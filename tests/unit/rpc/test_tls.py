@@ -169,6 +169,25 @@ def test_a_certificate_does_not_replace_the_token(world: World, serve: Serve, st
     assert len(strangers) == 1
 
 
+def test_refused_calls_are_logged_with_their_peer_and_at_most_once_a_minute(
+    serve: Serve, strangers: list[None]
+) -> None:
+    server = serve(None)
+    with capture_logs() as logged:
+        for _ in range(3):
+            refusal(server, None, token="another")
+    assert len(strangers) == 3
+    (line,) = logged
+    assert line.pop("peer").startswith("ipv4:127.0.0.1:")
+    assert line == {
+        "event": "call_refused",
+        "log_level": "warning",
+        "method": METHOD,
+        "reason": "it has another token",
+        "unlogged_before": 0,
+    }
+
+
 @pytest.mark.parametrize(
     ("peer_name", "authority", "reason"),
     [

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import resource
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
+import structlog
 from grpc import aio
 from typing_extensions import override
 
@@ -60,12 +63,17 @@ def bind(server: aio.Server, address: str, tls: Tls | None = None) -> str:
     return address if address.startswith("unix-abstract:") else f"{host}:{port}"
 
 
+LOG_SECONDS = 60.0
+"""Least time between two log lines about refused calls of one server."""
+
+
 class TokenInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
     """Refuses calls without the token, before the server looks up the method or reads a message."""
 
     def __init__(self, token: str, on_unauthenticated: Callable[[], None]) -> None:
         self._token = token
         self._on_unauthenticated = on_unauthenticated
+        self._refusals = _RefusalLog()
 
     @override
     async def intercept_service(
@@ -80,15 +88,34 @@ class TokenInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
             if scheme == "Bearer" and token_matches(token, self._token):
                 return await continuation(handler_call_details)
         self._on_unauthenticated()
-        return _REFUSAL
+        reason = "it has another token" if shown else "it has no token"
+        return self._refusals.handler(handler_call_details.method, reason)
 
 
-async def _refuse(requests: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]) -> Any:  # noqa: ARG001
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call has no token, or not this experiment's")
+class _RefusalLog:
+    """Logs refused calls: at most one line in ``LOG_SECONDS``, because any client in the network can call."""
 
+    def __init__(self) -> None:
+        self._log = structlog.stdlib.get_logger("rpc")
+        self._next_at = -math.inf
+        self._unlogged = 0
 
-_REFUSAL = grpc.stream_stream_rpc_method_handler(_refuse)
-"""A handler with streams in both directions: it answers any method at once, without waiting for a message."""
+    def handler(self, method: str, reason: str) -> grpc.RpcMethodHandler[Any, Any]:
+        """Return a handler that refuses a call of any method at once, without waiting for a message."""
+
+        async def refuse(requests: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]) -> Any:  # noqa: ARG001
+            self._note(method, reason, context.peer())
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call has no token, or not this experiment's")
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    def _note(self, method: str, reason: str, peer: str) -> None:
+        now = time.monotonic()
+        if now < self._next_at:
+            self._unlogged += 1
+            return
+        self._log.warning("call_refused", peer=peer, method=method, reason=reason, unlogged_before=self._unlogged)
+        self._next_at, self._unlogged = now + LOG_SECONDS, 0
 
 
 def _options() -> ChannelOptions:
