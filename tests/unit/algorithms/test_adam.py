@@ -21,8 +21,8 @@ def test_agrees_with_torchs_clip_and_adam() -> None:
         theirs.grad = gradient.clone()
         expected_norm = torch.nn.utils.clip_grad_norm_([theirs], 0.5)
         optimizer.step()
-        norm, finite = adam_step_(ours, gradient, LOSS, state, **SETTINGS)
-        assert bool(finite)
+        norm, is_taken = adam_step_(ours, gradient, LOSS, state, **SETTINGS)
+        assert bool(is_taken)
         torch.testing.assert_close(norm, expected_norm)
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
     assert int(state.num_steps) == 40
@@ -48,8 +48,8 @@ def test_a_non_finite_gradient_or_loss_changes_nothing(
         adam_step_(params, torch.tensor([0.1, -0.2, 0.3]), LOSS, state, **SETTINGS)
     everything = [params, *vars(state).values()]
     before = [tensor.clone() for tensor in everything]
-    _, finite = adam_step_(params, gradient, loss, state, **SETTINGS)
-    assert not bool(finite)
+    _, is_taken = adam_step_(params, gradient, loss, state, **SETTINGS)
+    assert not bool(is_taken)
     assert all(torch.equal(old, new) for old, new in zip(before, everything, strict=True))
 
 
@@ -65,8 +65,8 @@ def test_a_stored_state_is_restored_exactly() -> None:
 
 def test_a_gradient_of_zero_moves_nothing() -> None:
     params = torch.ones(3)
-    _, finite = adam_step_(params, torch.zeros(3), LOSS, AdamState.zeros(params), **SETTINGS)
-    assert bool(finite)
+    _, is_taken = adam_step_(params, torch.zeros(3), LOSS, AdamState.zeros(params), **SETTINGS)
+    assert bool(is_taken)
     assert torch.equal(params, torch.ones(3))
 
 

@@ -280,8 +280,8 @@ def test_a_step_is_not_taken_if_one_microbatch_is_not_finite(monkeypatch: pytest
 
     microbatch_gradients = MicrobatchGradients(microbatch_sum)
     for index, expected in ([0, 1, 3, 0], 8.0), ([0, 1, 2, 3], math.inf):
-        finite_check, metrics, gradient = microbatch_gradients(torch.ones(3), {}, rows, {INDEX: torch.tensor(index)})
-        assert (float(finite_check), float(metrics["loss"])) == (expected, expected)
+        total_loss, metrics, gradient = microbatch_gradients(torch.ones(3), {}, rows, {INDEX: torch.tensor(index)})
+        assert (float(total_loss), float(metrics["loss"])) == (expected, expected)
         assert gradient.tolist() == [expected] * 3
 
 

@@ -124,8 +124,8 @@ def test_compiled_steps_have_costs_of_their_own() -> None:
 
 def test_an_idle_core_shares_the_training_and_a_busy_one_does_not() -> None:
     """Training takes 100 ms of a core, filling next to nothing or as long."""
-    idle = workload(environment=EnvironmentSpeed(step_seconds=1e-9), lends_microbatches=True)
-    busy = workload(environment=EnvironmentSpeed(step_seconds=0.1 / 256), lends_microbatches=True)
+    idle = workload(environment=EnvironmentSpeed(step_seconds=1e-9), shares_microbatches=True)
+    busy = workload(environment=EnvironmentSpeed(step_seconds=0.1 / 256), shares_microbatches=True)
 
     assert rate_of(idle, step_seconds=0.1) == pytest.approx(5120.0, rel=1e-3)
     assert rate_of(busy, step_seconds=0.1) == pytest.approx(2560.0, rel=1e-3)

@@ -65,13 +65,13 @@ def test_steps_are_compiled_as_the_spec_and_the_hardware_allow(
     assert of("cartpole", *overrides, hardware=hardware).compiled is compiled
 
 
-def test_a_rank_lends_microbatches_of_large_observations_on_one_machine() -> None:
+def test_a_rank_shares_microbatches_of_large_observations_on_one_machine() -> None:
     large = discrete_env_spec(num_features=MICROBATCH_ELEMENTS // 256 + 1, num_actions=2)
 
-    assert of("cartpole", env_spec=large).lends_microbatches
-    assert not of("cartpole").lends_microbatches
-    assert not of("cartpole", "trainers.compile='off'", env_spec=large).lends_microbatches
-    assert not of("cartpole", "trainers.compile=upfront", env_spec=large, hardware=POD).lends_microbatches
+    assert of("cartpole", env_spec=large).shares_microbatches
+    assert not of("cartpole").shares_microbatches
+    assert not of("cartpole", "trainers.compile='off'", env_spec=large).shares_microbatches
+    assert not of("cartpole", "trainers.compile=upfront", env_spec=large, hardware=POD).shares_microbatches
 
 
 def test_what_actors_send_is_what_trainers_receive() -> None:

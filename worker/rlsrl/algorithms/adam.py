@@ -50,7 +50,7 @@ class AdamState:
 def adam_step_(
     params: Tensor,
     gradient: Tensor,
-    finite_check: Tensor,
+    total_loss: Tensor,
     state: AdamState,
     *,
     learning_rate: Tensor,
@@ -59,15 +59,15 @@ def adam_step_(
 ) -> tuple[Tensor, Tensor]:
     """Change ``params`` and ``state`` in place; return (gradient norm before clipping, whether the step was taken).
 
-    ``finite_check`` [] is finite only if the step may be taken. ``learning_rate`` is a float32 []: a tensor, so that a
-    compiled step sees it change.
+    ``total_loss`` [] is the whole minibatch's loss. ``learning_rate`` is a float32 []: a tensor, so that a compiled
+    step sees it change.
 
-    The gradient is scaled down to ``max_gradient_norm``. If ``finite_check`` or the gradient is not finite, neither
+    The gradient is scaled down to ``max_gradient_norm``. If ``total_loss`` or the gradient is not finite, neither
     parameters nor state change. The function has no branch on a value: it compiles, and ranks with equal gradients take
     equal steps.
     """
     norm = torch.linalg.vector_norm(gradient)
-    finite = torch.isfinite(norm + finite_check)
+    is_taken = torch.isfinite(norm + total_loss)
     gradient = gradient * (max_gradient_norm / (norm + 1e-6)).clamp(max=1.0)
     num_steps = state.num_steps + 1
     first_moment = torch.lerp(state.first_moment, gradient, 1.0 - BETA_FIRST)
@@ -81,8 +81,8 @@ def adam_step_(
         (state.corrections, _corrections(num_steps)),
         (state.num_steps, num_steps),
     ):
-        old.copy_(torch.where(finite, new, old))
-    return norm, finite
+        old.copy_(torch.where(is_taken, new, old))
+    return norm, is_taken
 
 
 def _corrections(num_steps: Tensor) -> Tensor:

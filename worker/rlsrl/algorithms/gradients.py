@@ -28,9 +28,10 @@ class Gradients(Protocol):
     def __call__(
         self, params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
     ) -> tuple[Tensor, Tensors, Tensor]:
-        """Return (finite_check, metrics, gradient [num_parameters]) of the minibatch ``gathered(rows, minibatch)``.
+        """Return (total_loss, metrics, gradient [num_parameters]) of the minibatch ``gathered(rows, minibatch)``.
 
-        ``finite_check`` [] is finite exactly if the step may be taken. It is the same on every rank.
+        ``total_loss`` [] is the loss of the whole minibatch, the same on every rank. If it is not finite, the step is
+        not taken.
         """
 
 
@@ -73,7 +74,7 @@ def _selected(tensor: Tensor, index: Tensor) -> Tensor:
 
 
 class LocalGradients(Gradients):
-    """Gradients on one rank. ``finite_check`` is the loss."""
+    """Gradients on one rank. ``total_loss`` is its loss."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
@@ -110,7 +111,7 @@ class MicrobatchGradients(Gradients):
     """Gradients on one rank, microbatch by microbatch; an idle core computes some of them.
 
     The microbatches and the order of their sum never change. So the result has the same bits, whichever thread computed
-    them. ``finite_check`` is the sum of their losses.
+    them. ``total_loss`` is the sum of their losses.
     """
 
     def __init__(self, gradients: Gradients) -> None:
@@ -158,7 +159,7 @@ class ParallelGradients(Gradients):
     averages, so its result times the number of ranks is the sum of the shares.
 
     One more element of the parameter has the loss as its gradient. So each rank learns the sum of all losses, which is
-    ``finite_check``, and all ranks skip the same steps.
+    ``total_loss``, and all ranks skip the same steps.
     """
 
     def __init__(self, loss: FlatLoss) -> None:

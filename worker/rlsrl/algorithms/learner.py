@@ -127,8 +127,8 @@ class Learner:
             outcomes.append(outcome)
         self._step += 1
         self._env_steps += int(self._reduce(np.array([batch.num_transitions], np.float64))[0])
-        metrics, norms, finite = zip(*outcomes, strict=True)
-        taken = to_host(torch.stack(finite))
+        metrics, norms, is_taken = zip(*outcomes, strict=True)
+        taken = to_host(torch.stack(is_taken))
         return StepResult(
             step=self._step,
             optimizer_steps=self.optimizer_steps,

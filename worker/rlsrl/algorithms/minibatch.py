@@ -54,8 +54,8 @@ class MinibatchOutcome(NamedTuple):
     """The loss's metrics, this rank's shares: each []."""
     norm: Tensor
     """The norm of the gradient before clipping, []."""
-    finite: Tensor
-    """Whether the step was taken, [] bool."""
+    is_taken: Tensor
+    """Whether the step was taken, [] bool. False if the loss or the gradient was not finite: nothing changed."""
     state: Tensors
     """The algorithm's state after the step."""
 
@@ -141,7 +141,7 @@ class ParallelSteps(Steps):
 
 
 _Update = Callable[[Inputs, Tensor, Tensors, Tensor], MinibatchOutcome]
-"""Applies what ``Gradients`` return: (inputs, finite_check, metrics, gradient)."""
+"""Applies what ``Gradients`` return: (inputs, total_loss, metrics, gradient)."""
 
 
 class OptimizerStep:
@@ -152,20 +152,20 @@ class OptimizerStep:
         self._adam_epsilon = adam_epsilon
         self._max_gradient_norm = max_gradient_norm
 
-    def __call__(self, inputs: Inputs, finite_check: Tensor, metrics: Tensors, gradient: Tensor) -> MinibatchOutcome:
-        """Apply the gradient, unless it or ``finite_check`` is not finite."""
+    def __call__(self, inputs: Inputs, total_loss: Tensor, metrics: Tensors, gradient: Tensor) -> MinibatchOutcome:
+        """Apply the gradient, unless it or ``total_loss`` is not finite."""
         with torch.no_grad():
-            norm, finite = adam_step_(
+            norm, is_taken = adam_step_(
                 inputs.params,
                 gradient,
-                finite_check,
+                total_loss,
                 inputs.adam,
                 learning_rate=inputs.learning_rate,
                 epsilon=self._adam_epsilon,
                 max_gradient_norm=self._max_gradient_norm,
             )
             state = self._algorithm.update_state(inputs.params, inputs.state)
-        return MinibatchOutcome(metrics=metrics, norm=norm, finite=finite, state=state)
+        return MinibatchOutcome(metrics=metrics, norm=norm, is_taken=is_taken, state=state)
 
 
 def _form(inputs: Inputs) -> list[Any]:
@@ -175,7 +175,7 @@ def _form(inputs: Inputs) -> list[Any]:
 
 def _step_of(gradients: Gradients, update: _Update) -> MinibatchStep:
     def step(inputs: Inputs) -> MinibatchOutcome:
-        finite_check, metrics, gradient = gradients(inputs.params, inputs.state, inputs.rows, inputs.minibatch)
-        return update(inputs, finite_check, metrics, gradient)
+        total_loss, metrics, gradient = gradients(inputs.params, inputs.state, inputs.rows, inputs.minibatch)
+        return update(inputs, total_loss, metrics, gradient)
 
     return step

@@ -25,7 +25,8 @@ from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec
 from rlsrl.policies.normalization import CLIP_RANGE, EPSILON, mean_of, standardizations, standardized, variance_of
 
 _RETURN = "return"
-"""The name of the returns' statistics in the state. The observations' names start with ``observation``."""
+"""The name, in the state, of the statistics of the field ``discounted_return``. The observations' names start with
+``observation``."""
 _GREATEST = float(np.finfo(np.float32).max)
 
 
@@ -95,8 +96,8 @@ class Normalizer:
     def step(self, slots: Arrays, reduce: Reduce) -> tuple[Arrays, Mapping[str, float]]:
         """Return (slots for the algorithm, metrics); update the statistics.
 
-        Every transition counts once, with the observation it was acted on. A transition whose observation or return is
-        not finite is left out of the statistics, and counted in ``non_finite_transitions``.
+        Every transition counts once, with the observation it was acted on. A transition is left out of the statistics,
+        and counted in ``non_finite_transitions``, if its observation or its ``discounted_return`` is not finite.
         """
         if not self._moments:
             return slots, {}

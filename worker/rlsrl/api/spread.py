@@ -1,6 +1,6 @@
 """The spread of environments over workers: pure arithmetic, the same for actors, trainers and evaluators.
 
-Environments have ranks over the whole fleet, so that per-environment quantities (seeds, epsilons) do not depend on the
+Environment ranks count over all actors, so that per-environment quantities (seeds, epsilons) do not depend on the
 number of workers.
 """
 
@@ -30,7 +30,7 @@ class EnvironmentSpread:
         return sum(self.counts)
 
     def ranks_of(self, worker: int) -> range:
-        """Return the global ranks of one worker's environments.
+        """Return the environment ranks of one worker.
 
         Raises:
             IndexError: the worker does not exist.

@@ -97,7 +97,8 @@ class FifoBuffer:
         """Remove and return lanes that training at ``current`` may not use: of another attempt, or beyond the lag.
 
         A slot filled under a credit of this consumer is never stale. A slot that a producer posts again after this
-        consumer restarted may be. It may come at any time: ``sample`` then returns None until the next call of this.
+        consumer restarted may be stale. Such a slot may arrive at any time: ``sample`` then returns None until the next
+        call of ``discard_stale``.
         """
         with self._changed:
             self._current = current

@@ -44,7 +44,7 @@ class SlotLayout:
     num_steps: int
     """T: steps of one rollout."""
     num_lanes: int
-    """N: (environment, agent) pairs stepped together."""
+    """N: lanes that are stepped together. Each environment is one lane."""
     fields: Mapping[str, FieldSpec]
     """Field specs by path, in memory order."""
 
@@ -143,7 +143,7 @@ def rollout_layout(
         ``observation...``: frames.
         ``action``, ``reward``, ``terminated``, ``truncated``.
         ``behavior_log_prob``: by the policy that acted.
-        ``mask``: False where the step is not a transition (autoreset, absent agent).
+        ``mask``: False where the step is not a transition (autoreset, a value that is not finite).
         ``episode_return``, ``episode_length``: of the raw rewards, at the step that ends an episode; else 0. An episode
             that ends only for training is not reported.
         ``version_attempt``, ``version_step``: of the weights that chose the step's actions.

@@ -74,9 +74,10 @@ class NativeVectorEnv(VectorEnv):
         first_rank: int = 0,
         faults: EnvironmentFaults | None = None,
     ) -> None:
-        """Step ``envs``, which ``close`` closes. ``seed`` seeds the first reset; errors name ranks.
+        """Step ``envs``, which ``close`` closes. ``seed`` seeds the first reset.
 
-        ``faults`` counts the environments' faults; None: they are logged only.
+        Errors name environment ranks, which begin at ``first_rank``. ``faults`` counts the environments'
+        faults; None: they are logged only.
 
         Raises:
             ConfigurationError: the autoreset is not NEXT_STEP, or a space is not supported.

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 Purpose = Literal["training", "evaluation"]
-"""The use of an environment. Equal ranks of different purposes have unrelated seeds."""
+"""The use of an environment. Equal environment ranks of different purposes have unrelated seeds."""
 
 _DOMAINS: dict[Purpose, int] = {"training": 1, "evaluation": 2}
 
@@ -17,7 +17,8 @@ def environment_seed(
 ) -> int:
     """Return the seed of one environment's first reset, in ``[0, 2**32)``: every simulator takes that range.
 
-    Equal arguments give equal seeds on every machine. ``environment_rank`` counts over the whole fleet.
+    Equal arguments give equal seeds on every machine. ``environment_rank`` is a number among the environments of all
+    actors.
     ``incarnation`` is that of the actor's lease: a restarted actor does not replay its earlier episodes.
     """
     key = (_DOMAINS[purpose], environment_rank, incarnation)

@@ -60,7 +60,7 @@ class EnvironmentThreads:
         if not seeds:
             raise ConfigurationError("a vector environment needs at least one seed")
         self.num_envs = len(seeds)
-        """N: the number of lanes of each slot."""
+        """N: the number of environments, which is the number of lanes of each slot."""
         self._close_seconds = close_seconds
         self._progress = _Progress(self.num_envs)
         self._lanes: list[_Lane] = []

@@ -29,7 +29,7 @@ EnvCall = Callable[..., Any]
 
 
 class EnvironmentFailed(RuntimeError):
-    """An environment raised. The text names its rank; the cause is the environment's own error."""
+    """An environment raised. The text names its environment rank; the cause is the environment's own error."""
 
 
 class VectorEnv(Protocol):
@@ -42,7 +42,7 @@ class VectorEnv(Protocol):
     spec: EnvSpec
     """The spec of each environment."""
     num_envs: int
-    """N: the number of lanes of each slot."""
+    """N: the number of environments, which is the number of lanes of each slot."""
 
     def begin(self, arrays: Arrays) -> None:
         """Start on a slot: write frame 0, the newest observation of each environment, and clear the fields of steps.
@@ -70,7 +70,7 @@ class VectorEnv(Protocol):
 
 
 def common_spec(specs: Sequence[EnvSpec], first_rank: int) -> EnvSpec:
-    """Return the one spec of all environments, whose ranks begin at ``first_rank``.
+    """Return the one spec of all environments, whose environment ranks begin at ``first_rank``.
 
     Raises:
         ConfigurationError: two specs differ.
@@ -102,7 +102,8 @@ class LoopVectorEnv(VectorEnv):
         Args:
             make: Makes one environment.
             seeds: The seed of each environment's first reset. Later resets continue its random stream.
-            first_rank: The rank of the first environment in the whole fleet; errors name ranks.
+            first_rank: The environment rank of the first environment: its number among those of all actors. Errors
+                name environment ranks.
             max_decorrelation_steps: Upper bound of the random steps that each environment takes before the first slot,
                 so that episodes of equal length do not end together. Random steps are not transitions, but they count
                 in the return and length of their episode.

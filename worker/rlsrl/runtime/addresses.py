@@ -14,12 +14,12 @@ from rlsrl.runtime.errors import ConfigurationError
 HOST_VARIABLE = "RLSRL_HOST"
 """Environment variable with the host name or IP address at which others reach this worker."""
 _LOCAL_RANK_VARIABLE = "LOCAL_RANK"
-"""Environment variable of torchrun with the process's rank among those of its host."""
+"""Environment variable of torchrun with the number of a trainer's process on its host, from 0."""
 _ROSTER = "roster:"
 
 
 def own_address(address: str) -> str:
-    """Return ``HOST:PORT`` for ``:PORT``, and any other address unchanged. Ranks on one host use PORT, PORT + 1, ...
+    """Return ``HOST:PORT`` for ``:PORT``, and any other address unchanged. Trainers on one host use PORT, PORT + 1, ...
 
     Raises:
         ConfigurationError: the environment does not name the worker's own host.

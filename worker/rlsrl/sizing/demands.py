@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, POLICY, TRAINER
@@ -31,8 +31,8 @@ class Demand:
     """Seconds of a core."""
     waiting: float = 0.0
     """Seconds that the worker waits for something else than a core."""
-    lends: bool = False
-    """Whether a second thread shares the computing while another core is idle."""
+    shares_microbatches: bool = False
+    """Whether a second thread of the worker computes a part of the microbatches while another core is idle."""
 
     @property
     def seconds(self) -> float:
@@ -50,7 +50,8 @@ def demands(work: Work) -> list[Demand]:
     if buffers := workload.num_buffer_workers:
         seconds = workload.batch_slots / buffers * work.relaying(lanes, workload.num_actors / buffers)
         found.append(_demand("buffer", buffers, seconds))
-    found.append(_demand("trainer", workload.num_trainers, _training(work), lends=workload.lends_microbatches))
+    training = _demand("trainer", workload.num_trainers, _training(work))
+    found.append(replace(training, shares_microbatches=workload.shares_microbatches))
     distributing = work.distributing(workload.num_watchers) / work.attention() * workload.versions_a_batch
     found.append(_demand("coordinator", 1, distributing))
     return found + ([] if workload.hardware.shares_memory else _links(work))
@@ -63,8 +64,8 @@ def slot_seconds(work: Work) -> tuple[float, float]:
     return steps * computing + work.posting(work.workload.group_lanes) + _loading(work), steps * waiting
 
 
-def _demand(role: str, workers: int, computing: float, *, waiting: float = 0.0, lends: bool = False) -> Demand:
-    return Demand(part=ROLES[role], role=role, workers=workers, computing=computing, waiting=waiting, lends=lends)
+def _demand(role: str, workers: int, computing: float, *, waiting: float = 0.0) -> Demand:
+    return Demand(part=ROLES[role], role=role, workers=workers, computing=computing, waiting=waiting)
 
 
 def _actor(work: Work) -> Demand:

@@ -127,5 +127,5 @@ def _stretch(running: Sequence[Demand], cores: float, full_load_speed: float, al
 
 
 def _seconds(demand: Demand, stretch: float, idle: float) -> float:
-    helpers = min(1.0, idle) if demand.lends else 0.0
+    helpers = min(1.0, idle) if demand.shares_microbatches else 0.0
     return demand.computing * stretch / (1 + helpers) + demand.waiting

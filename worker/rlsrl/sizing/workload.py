@@ -77,8 +77,8 @@ class Workload:
     num_trainers: int = 1
     compiled: bool = False
     """Whether training steps are compiled."""
-    lends_microbatches: bool = False
-    """Whether the trainer gives microbatches to a second thread while another core is idle."""
+    shares_microbatches: bool = False
+    """Whether a second thread of the trainer computes a part of the microbatches while another core is idle."""
     num_policy_workers: int = 0
     """0: actors evaluate the network themselves."""
     max_batch_size: int = 1024
@@ -233,7 +233,7 @@ def workload_of(
         max_policy_lag=spec.pacing.max_policy_lag,
         num_trainers=spec.trainers.replicas,
         compiled=compiled,
-        lends_microbatches=compiled and hardware.shares_memory and _lends_microbatches(spec, env_spec),
+        shares_microbatches=compiled and hardware.shares_memory and _shares_microbatches(spec, env_spec),
         num_policy_workers=0 if policy_workers is None else policy_workers.replicas,
         max_batch_size=1 if policy_workers is None else policy_workers.max_batch_size,
         num_buffer_workers=0 if buffer_workers is None else buffer_workers.replicas,
@@ -254,7 +254,7 @@ def _is_compiled(spec: ExperimentSpec, hardware: Hardware) -> bool:
     return spec.trainers.compile == "upfront"
 
 
-def _lends_microbatches(spec: ExperimentSpec, env_spec: EnvSpec) -> bool:
+def _shares_microbatches(spec: ExperimentSpec, env_spec: EnvSpec) -> bool:
     """Return whether the one rank splits its minibatches, as ``rlsrl.algorithms.gradients.microbatches`` does."""
     elements = sum(math.prod(array.shape) for array in env_spec.observation.values())
     return spec.trainers.replicas == 1 and spec.algorithm.chosen.minibatch_size * elements > MICROBATCH_ELEMENTS

@@ -36,7 +36,7 @@ class LedgerCopies:
         return page if page is not None and page.lives else None
 
     def ledger(self, present: Iterable[str]) -> dict[str, Any]:
-        """Return the run's ledger (see ``Balance.judge``). ``present`` are the roles with present workers."""
+        """Return ``Balance.to_checked_json`` of the run. ``present`` are the roles with present workers."""
         return balance(self._pages.values(), ended=not {*CHAIN}.intersection(present), copies=True).to_checked_json()
 
     def to_json(self) -> dict[str, Any]:

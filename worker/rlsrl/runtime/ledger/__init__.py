@@ -1,6 +1,9 @@
 """The ledger: what happened to every transition that was ever produced.
 
-    produced = trained + in_buffer + dropped{reason} + lost{receiver_died | producer_died | rolled_back}
+    produced = trained + in_buffer + dropped{reason} + lost{receiver_died | producer_died | rolled_back} + unsettled
+
+``unsettled`` transitions were posted and not taken, and their consumer may still take them. An ended run has none: each
+of them was dropped or lost.
 
 Each term is counted where it happens; no term is the difference of others. Each process writes its own page, a small
 file that survives a SIGKILL. ``balance`` adds up the pages of a run and checks the equation.

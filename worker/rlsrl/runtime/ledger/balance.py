@@ -40,13 +40,14 @@ class Balance:
     lost: Mapping[str, int]
     """By cause."""
     unsettled: int
-    """Posted and not taken, while a handshake may still settle them; 0 in an ended run."""
+    """Posted and not taken: the consumer may still take them, or settle them when the producer's next life connects. 0
+    in an ended run."""
     ended: bool
     """True if all processes of the run had ended."""
 
     @property
     def accounted(self) -> int:
-        """The sum of the terms, which must equal ``produced``."""
+        """The sum of all terms except ``produced``, which it must equal; ``unsettled`` is one of them."""
         return self.trained + self.in_buffer + sum(self.dropped.values()) + sum(self.lost.values()) + self.unsettled
 
     def check(self) -> None:
@@ -134,7 +135,8 @@ def settle_ledger(folder: Path) -> None:
     """Settle the unacknowledged slots of an ended run on its producers' pages, so that later lives start without any.
 
     The controller calls this when no process of the run is alive: after the end, and again before a resume in case the
-    controller died before. Idempotent. The run's balance is the same before and after.
+    controller died before. Idempotent. It changes no term of ``balance`` of an ended run, which already counts these
+    slots as dropped or lost: afterwards the pages themselves count them so.
 
     Raises:
         LedgerError: a process of the run is still alive.
@@ -155,7 +157,11 @@ def _roles_present(records: Sequence[PageRecord]) -> list[str]:
 
 
 def _settled(record: PageRecord, *, not_taken: Sequence[Posted]) -> PageRecord:
-    """Return a producer's record after its untaken slots are settled: they are counted as if never posted."""
+    """Return a producer's record after its untaken slots are settled.
+
+    The record counts them as dropped or lost. They leave its posted counts, which compare with the consumers' marks: no
+    mark contains them.
+    """
     posted_counts = dict(record.posted_counts)
     for posted in not_taken:
         inherited, total = posted_counts.get(posted.consumer, PostedCount())
