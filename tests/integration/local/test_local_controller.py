@@ -67,7 +67,7 @@ class MemoryDisplay:
         self.notes: list[str] = []
         self.shown: list[Sequence[ProcessState]] = []
 
-    def show(self, processes: Sequence[ProcessState]) -> None:
+    def show(self, processes: Sequence[ProcessState], *, last: bool = False) -> None:
         self.shown.append(processes)
 
     def note(self, text: str) -> None:

@@ -58,6 +58,15 @@ def test_output_without_a_terminal_is_plain_lines() -> None:
     assert "\x1b" not in output.getvalue()
 
 
+def test_the_last_state_is_printed_also_within_the_minute() -> None:
+    output = io.StringIO()
+    display = LineDisplay(viewer(), output)
+    for _ in range(3):
+        display.show(PROCESSES)
+    display.show(PROCESSES, last=True)
+    assert len(output.getvalue().splitlines()) == 2
+
+
 def test_a_line_shows_an_alarm_at_once() -> None:
     output = io.StringIO()
     display = LineDisplay(viewer(unstored=[0, 0, 1, 2, 0]), output)

@@ -170,8 +170,8 @@ class Display(Protocol):
     def interval_seconds(self) -> float:
         """Time between two calls of ``show``."""
 
-    def show(self, processes: Sequence[ProcessState]) -> None:
-        """Refresh the view."""
+    def show(self, processes: Sequence[ProcessState], *, last: bool = False) -> None:
+        """Refresh the view; the ``last`` one is shown even if no refresh is due."""
 
     def note(self, text: str) -> None:
         """Show a message."""
@@ -235,7 +235,7 @@ class LocalController:
                     for number in range(plan.replicas):
                         self._start(plan, number)
                 outcome = self._supervise()
-                self._display.show(self._states())  # the last state
+                self._display.show(self._states(), last=True)
                 self._end(finished=isinstance(outcome, Finished))
             finally:
                 self._kill()

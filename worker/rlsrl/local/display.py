@@ -68,11 +68,11 @@ class LineDisplay:
         self._next_line_at = 0.0
         self._alarmed = False
 
-    def show(self, processes: Sequence[ProcessState]) -> None:
-        """Print the view in one line if a line is due, or if an alarm has begun or ended."""
+    def show(self, processes: Sequence[ProcessState], *, last: bool = False) -> None:
+        """Print the view in one line if a line is due or the last one, or if an alarm has begun or ended."""
         view = self._viewer.view(processes)
         alarmed = bool(unstored(mapping(view.status, "totals")))
-        if alarmed == self._alarmed and view.elapsed_seconds < self._next_line_at:
+        if not last and alarmed == self._alarmed and view.elapsed_seconds < self._next_line_at:
             return
         self._alarmed = alarmed
         self._next_line_at = view.elapsed_seconds + LINE_INTERVAL_SECONDS
@@ -99,7 +99,7 @@ class TerminalDisplay:
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._live.start()
 
-    def show(self, processes: Sequence[ProcessState]) -> None:
+    def show(self, processes: Sequence[ProcessState], *, last: bool = False) -> None:  # noqa: ARG002 - always drawn
         """Redraw the view."""
         self._live.update(render(self._viewer.view(processes)), refresh=True)
 
