@@ -8,6 +8,7 @@ import pytest
 from pydantic.alias_generators import to_camel
 
 from rlsrl.api.load import Problem, SpecError, dump, load_text
+from rlsrl.api.model import MAX_ARGUMENTS
 from rlsrl.api.spec import Metadata
 from rlsrl.testing.documents import (
     CASES,
@@ -231,6 +232,26 @@ def assert_names_allowed(problem: Problem, case: Case) -> None:
     else:
         children = [each.path[-1] for each in CASES if each.path[:-1] == case.path]
         assert all(child in problem.allowed for child in children)
+
+
+@pytest.mark.parametrize("section", ["environment", "policy.network.custom"])
+def test_long_kwargs_are_refused_with_their_size_and_largest_argument(section: str) -> None:
+    document = minimal()
+    document["spec"]["policy"] = {"network": {"custom": {"factory": "a.b:c"}}}
+    about = document["spec"]
+    for name in section.split("."):
+        about = about[name]
+    rest = len('{"map": "", "a": 1}')
+    about["kwargs"] = {"map": "k" * (MAX_ARGUMENTS - rest), "a": 1}
+    load_text(json.dumps(document))
+    about["kwargs"]["map"] += "k"
+    with pytest.raises(SpecError) as raised:
+        load_text(json.dumps(document))
+    (problem,) = raised.value.problems
+    assert problem.path == f"spec.{section}.kwargs"
+    assert problem.message == f"has {MAX_ARGUMENTS + 1} characters as JSON, most of them in 'map'"
+    assert problem.allowed.startswith(f"at most {MAX_ARGUMENTS};")
+    assert len(str(raised.value)) < 300
 
 
 def test_every_value_has_a_bound() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlsrl.api.edits import edits
-from rlsrl.api.model import OnEdit
+from rlsrl.api.model import MAX_ARGUMENTS, OnEdit
 from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import (
@@ -155,6 +155,16 @@ def test_only_a_signed_revision_is_read() -> None:
     assert read_revision(CONTEXT, {**found, "data": unsigned}, KEY) is None
     elsewhere = {**found, "metadata": {**found["metadata"], "name": context({}, generation=2).revision_name}}
     assert read_revision(CONTEXT, elsewhere, KEY) is None, "an earlier revision does not pass for a later one"
+
+
+@pytest.mark.parametrize(
+    "value", ["k" * (MAX_ARGUMENTS - 100), [1] * ((MAX_ARGUMENTS - 8) // 3)], ids=["text", "numbers"]
+)
+def test_a_revision_with_the_longest_kwargs_fits_a_config_map(value: object) -> None:
+    roles: dict[str, Any] = {role: {} for role in ("policyWorkers", "bufferWorkers", "evaluators")}
+    about = context({**roles, "environment": {"kwargs": {"x": value}}})
+    found = revision_object(about, first_revision(about), KEY)
+    assert sum(len(text.encode()) for text in found["data"].values()) < 2**20
 
 
 def test_a_revision_names_its_operator() -> None:

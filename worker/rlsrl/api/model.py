@@ -6,11 +6,13 @@ A Kubernetes API server reads the same documents, so the models read them alike:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -106,7 +108,20 @@ EDITS: Mapping[OnEdit, str] = {
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 """A Python identifier: the name of an argument."""
 
-Arguments = Annotated[dict[str, JsonValue], Field(max_length=64)]
+MAX_ARGUMENTS = 32_768
+"""Characters of the JSON of ``Arguments``. On a cluster each role has a copy, and one ConfigMap of 1 MiB has all."""
+
+
+def _short(arguments: dict[str, Any]) -> dict[str, Any]:
+    if (size := len(json.dumps(arguments))) > MAX_ARGUMENTS:
+        largest = max(arguments, key=lambda name: len(json.dumps(arguments[name])))
+        message = f"has {size} characters as JSON, most of them in {largest!r}"
+        allowed = f"at most {MAX_ARGUMENTS}; put data into a file of the image or a volume, and pass its path"
+        _refuse((Violation(at=(), message=message, allowed=allowed),))
+    return arguments
+
+
+Arguments = Annotated[dict[str, JsonValue], Field(max_length=64), AfterValidator(_short)]
 """Keyword arguments for the user's own code: any JSON, passed on unchanged. Only that code checks their names: an API
 server cannot restrict the keys of a map with values of any type."""
 
