@@ -41,7 +41,8 @@ class Executor:
         self._cluster = cluster
 
     async def execute(self, decided: Plan, document: Manifest, cache: InformerCache, now: datetime) -> Executed:
-        """Perform a plan except for its status, up to the first write that the API server refuses.
+        """Perform a plan except for its status, up to the first write that the API server refuses. Log each pod's
+        deletion with its reason.
 
         Raises:
             ResourceConflict: an object has changed since it was read.

@@ -15,7 +15,7 @@ from typing import Any
 from rlsrl.api.pods import is_ready, restarts, terminations
 from rlsrl.api.reasons import EndReason
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION
-from rlsrl_operator.manifests.kueue import REMOVED_CONDITION, is_held
+from rlsrl_operator.manifests.kueue import REMOVED_CONDITION, is_gated
 from rlsrl_operator.manifests.types import Manifest
 
 DONE = "done"
@@ -143,7 +143,7 @@ def _is_displaced(pod: Manifest) -> bool:
     conditions = {each["type"] for each in status.get("conditions", ()) if each["status"] == "True"}
     # A pod that waits in a queue replaces a pod that the queue may have evicted.
     return (
-        is_held(pod) or status.get("reason") in _DISPLACED_REASONS or not conditions.isdisjoint(_DISPLACING_CONDITIONS)
+        is_gated(pod) or status.get("reason") in _DISPLACED_REASONS or not conditions.isdisjoint(_DISPLACING_CONDITIONS)
     )
 
 

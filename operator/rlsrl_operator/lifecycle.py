@@ -14,7 +14,7 @@ from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl_operator import status as statuses
 from rlsrl_operator.gang import AttemptEnd, attempt_of, final_error, judge, parse_time, template_of
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, ExperimentContext
-from rlsrl_operator.manifests.kueue import is_held
+from rlsrl_operator.manifests.kueue import is_gated
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.status import TERMINAL
 
@@ -105,12 +105,12 @@ def _queued(
     if context.queue is None or status.phase in (*TERMINAL, "Suspended"):
         return status
     ours = [pod for pod in trainers if attempt_of(pod) == status.attempt]
-    held = [pod for pod in ours if is_held(pod)]
+    gated = [pod for pod in ours if is_gated(pod)]
     if status.phase == "Queued":
-        admitted = len(ours) == context.experiment.spec.trainers.num_pods and not held
+        admitted = len(ours) == context.experiment.spec.trainers.num_pods and not gated
         return _in_phase(status, "Starting") if admitted else status
     limit = timedelta(seconds=QUEUED_SECONDS)
-    waits_long = any(now > parse_time(pod["metadata"]["creationTimestamp"]) + limit for pod in held)
+    waits_long = any(now > parse_time(pod["metadata"]["creationTimestamp"]) + limit for pod in gated)
     return _in_phase(status, "Queued") if waits_long else status
 
 
@@ -128,7 +128,7 @@ def for_phase(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manif
     suspended, queued = status.phase == "Suspended", status.phase == "Queued"
     over = suspended or status.phase in TERMINAL
     if role == COORDINATOR:
-        others = any(pod["metadata"]["labels"][ROLE_LABEL] != COORDINATOR and not is_held(pod) for pod in pods)
+        others = any(pod["metadata"]["labels"][ROLE_LABEL] != COORDINATOR and not is_gated(pod) for pod in pods)
         absent = (suspended or queued) and not others
     elif role == TRAINER:
         # No rank of this attempt starts before the last pod of an earlier attempt is gone: the two would connect.
@@ -144,8 +144,10 @@ def for_phase(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manif
 
 
 def is_settled(status: ExperimentStatus, templates: Templates, pods: Sequence[Manifest]) -> bool:
-    """Return whether the objects of earlier generations can be deleted: every pod is of this generation, and its pods
-    are ready or its trainers are gone. Pods of roles that this generation lacks go with those objects.
+    """Return whether the objects of earlier generations can be deleted.
+
+    They can if every pod is of this generation and the experiment is ready, or has ended or been suspended and has no
+    trainer pods. Pods of roles that this generation lacks go with those objects.
     """
     roles = ((pod["metadata"]["labels"][ROLE_LABEL], template_of(pod)) for pod in pods)
     if any(template != templates.get(role, template) for role, template in roles):

@@ -56,13 +56,15 @@ class Plan:
     """What one pass does, in the order of the fields."""
 
     written_ahead: ExperimentStatus | None = None
-    """The status with a new attempt or phase, if the pass acts on it: an operator that takes over comes to the same."""
+    """The status with a new attempt or phase, if the pass acts on it: an operator that takes over reads the same
+    decision."""
     writes: tuple[Write, ...] = ()
     """The objects to create, apply, replace or remember."""
     pod_deletions: tuple[PodDeletion, ...] = ()
+    """Pods to delete, each with its reason."""
     pod_annotations: tuple[PodAnnotation, ...] = ()
     deletions: tuple[Manifest, ...] = ()
-    """Other objects to delete."""
+    """Objects to delete that are not pods."""
     status: ExperimentStatus | None = None
     """The status after the pass, without the run's present numbers; None if it stays as it is."""
     training: ExperimentContext | None = None
@@ -89,7 +91,7 @@ class _Run:
 
     @property
     def templates(self) -> dict[str, str]:
-        """The mark of each role's pod template."""
+        """The digest of each role's pod template, by role."""
         return {
             each["metadata"]["labels"][ROLE_LABEL]: template_of(each["spec"]["template"])
             for each in self.revision.manifests

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from rlsrl.api.pods import is_driven_out, is_held_back, terminations, unready_since
+from rlsrl.api.pods import is_driven_out, is_in_back_off, terminations, unready_since
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator.gang import attempt_of, parse_time
 from rlsrl_operator.manifests.types import Manifest
@@ -40,7 +40,7 @@ class PodDeletion:
 
     pod: Manifest
     reason: DeletionReason
-    """Logged by ``execute``."""
+    """``Executor.execute`` logs it."""
     grace_seconds: int | None = None
     """None: the pod's own grace period."""
 
@@ -85,7 +85,7 @@ def _waits_needlessly(pod: Manifest) -> bool:
 
     The back-off takes up to five minutes, for healthy workers as well. A new pod starts at once.
     """
-    return is_held_back(pod) and any(_lifetime_seconds(each) > WORKED_SECONDS for each in terminations(pod))
+    return is_in_back_off(pod) and any(_lifetime_seconds(each) > WORKED_SECONDS for each in terminations(pod))
 
 
 def _lifetime_seconds(ended: Mapping[str, Any]) -> float:

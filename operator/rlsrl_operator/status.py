@@ -24,7 +24,7 @@ from rlsrl.api.spec import API_VERSION, KIND
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
 from rlsrl_operator.gang import attempt_of, parse_time
 from rlsrl_operator.manifests.context import MANAGER, ExperimentContext
-from rlsrl_operator.manifests.kueue import is_held
+from rlsrl_operator.manifests.kueue import is_gated
 from rlsrl_operator.manifests.pods import TLS_KEYS
 from rlsrl_operator.manifests.types import Manifest, digest
 from rlsrl_operator.roles import is_queued, roles_of
@@ -86,7 +86,10 @@ def with_condition(
 
 
 def failures(status: ExperimentStatus, *, decay_seconds: float, now: datetime) -> tuple[int, datetime]:
-    """Return the failures that still count, and when the count last changed: it falls by one each ``decay_seconds``."""
+    """Return the failures that still count, and when the count last changed.
+
+    The count falls by one each ``decay_seconds`` since then. A new failure begins these seconds anew.
+    """
     count = status.recent_failures or 0
     since = parse_time(status.last_failure_at) if status.last_failure_at is not None else now
     # The clock that wrote it may be ahead of this one.
@@ -310,7 +313,7 @@ def _blocking(pod: Manifest, attempt: int) -> tuple[ReadyReason | PodReason, str
     since = pod["metadata"].get("creationTimestamp", "")
     if attempt_of(pod) not in (0, attempt):
         return "Starting", f"{name} of attempt {attempt_of(pod)} is terminating"
-    if is_held(pod):
+    if is_gated(pod):
         return "Queued", f"{name} has waited for its queue since {since}"
     for each in status.get("conditions", ()):
         if each["type"] == "PodScheduled" and each["status"] == "False":

@@ -25,8 +25,8 @@ def queue_labels(labels: Mapping[str, str]) -> dict[str, str]:
     return {name: labels[name] for name in (QUEUE_LABEL, PRIORITY_LABEL) if name in labels}
 
 
-def is_held(pod: Manifest) -> bool:
-    """Return whether a pod waits for its queue."""
+def is_gated(pod: Manifest) -> bool:
+    """Return whether Kueue's scheduling gate keeps a pod waiting for its queue."""
     return any(gate["name"] == GATE for gate in pod.get("spec", {}).get("schedulingGates", ()))
 
 

@@ -63,12 +63,12 @@ def terminations(pod: Pod) -> list[dict[str, Any]]:
     return [state["terminated"] for state in states if state.get("terminated")]
 
 
-def is_held_back(pod: Pod) -> bool:
+def is_in_back_off(pod: Pod) -> bool:
     """Return whether the worker's container is in CrashLoopBackOff."""
     waiting = [container.get("state", {}).get("waiting", {}) for container in _containers(pod)]
     return any(each.get("reason") == "CrashLoopBackOff" for each in waiting)
 
 
 def restarts(pod: Pod) -> int:
-    """Return the restarts of the worker's container."""
+    """Return the restarts of the worker's container within this pod; a pod that replaces another begins at 0."""
     return sum(int(container.get("restartCount", 0)) for container in _containers(pod))

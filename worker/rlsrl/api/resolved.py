@@ -127,7 +127,9 @@ class CoordinatorConfig(RoleConfig):
     num_evaluators: Annotated[int, Field(ge=0), LIVE, INTEGRAL] = 0
     """Evaluators that should be there."""
     num_others: Annotated[Mapping[str, int], LIVE] = Field(default_factory=dict)
-    """Workers that should be there of each role without a field above, by role. JSON leaves an empty one out."""
+    """Workers that should be there of each role without a field above, by role. JSON leaves an empty one out.
+
+    The fields above stay because older coordinators read them from the live settings (docs/decisions/0039)."""
 
     count_fields: ClassVar[Mapping[str, str]] = {
         ACTOR: "num_actors",
@@ -182,7 +184,8 @@ class TrainerConfig(RoleConfig):
     publishes_live: bool
     """Whether rank 0 sends every version to the coordinator, for workers that share no memory with it."""
     peer_timeout_seconds: Seconds
-    """Seconds of silence after which an actor's credits go to other actors."""
+    """Seconds of silence after which a producer with credits, an actor or a buffer worker, is disconnected. Its credits
+    go to other producers."""
     policy_name: str
     """The policy's name in the parameter DB."""
     parameter_store: ParameterStoreConfig
@@ -233,7 +236,7 @@ class ActorConfig(RoleConfig):
     vectorization: Literal["loop", "native", "threads"] = "loop"
     """How an actor steps its environments."""
     ring_size: PositiveInteger = 1
-    """Groups of environments that are stepped in turn. Each fills its own slots."""
+    """Env groups of each actor. The actor steps one after the other, and each fills its own slots."""
     policy_name: str
     """The policy's name in the parameter DB."""
     return_discount: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -279,17 +282,19 @@ class BufferConfig(RoleConfig):
     lanes_per_slot: PositiveInteger
     """N: lanes of every slot."""
     has_discounted_return: bool
-    """Whether slots carry discounted returns, for the scaling of rewards."""
+    """Whether slots carry discounted returns, for the scaling of rewards. True exactly if
+    ``ActorConfig.return_discount`` is set."""
     num_actors: Annotated[PositiveInteger, LIVE]
     """Number of actors that must connect before the first samples are taken."""
     slots_per_actor: PositiveInteger
-    """Slots of each actor."""
+    """Slots of each actor: the rollouts that it may fill, or that wait to be forwarded, at a time. The buffer worker's
+    counterpart of ``TrainerConfig.slots_per_producer``."""
     buffer_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where each buffer worker takes samples, by index."""
     samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where trainers take samples, by rank."""
     peer_timeout_seconds: Seconds
-    """Seconds of silence after which an actor's credits go to other actors."""
+    """Seconds of silence after which an actor with credits is disconnected. Its credits go to other actors."""
 
     @property
     @override

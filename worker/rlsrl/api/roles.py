@@ -1,4 +1,4 @@
-"""The table of roles: everything that the system knows of a role outside its config and its worker. Pure.
+"""The table of roles: what processes and pods of each role need. Pure.
 
 The coordinator, ``rlsrl run``, ``python -m rlsrl.workers`` and the operator read this table.
 
@@ -8,8 +8,15 @@ To add a role, write
   ``rlsrl.api.role_configs``, and an entry here;
 - the worker in ``rlsrl.workers``, and the function that builds its parts in ``rlsrl.workers.build``.
 
-If users configure the role, add its section to ``rlsrl.api.spec.ExperimentSpec``. If slots pass it, add it to the chain
-of ``rlsrl.runtime.ledger.balance``. If ``rlsrl size`` must know its speed, add it to ``rlsrl.sizing.demands``.
+Such a role starts, joins and runs. Depending on the role, also write
+
+- its section in ``rlsrl.api.spec.ExperimentSpec``, if users configure it;
+- its name in ``rlsrl.runtime.ledger.balance.CHAIN``, if slots pass it;
+- its name in the ``roles`` of each metric that it sets, and its own metrics, in ``rlsrl.runtime.metrics``;
+- the allowed cost of its death in ``rlsrl.testing.chaos.KILLED_ROLES``: a unit test compares that table with this one;
+- if ``rlsrl size`` must know its speed: its workers in ``rlsrl.sizing.workload``, its costs in ``costs`` and ``work``,
+  its demand in ``demands``, its messages and bytes in ``traffic``. A unit test names the roles without a speed.
+
 Pods, Services and NetworkPolicies follow from the entry and from the addresses in the config; ``rlsrl_operator.roles``
 names only the roles that need a StatefulSet. ``tests/integration/test_toy_role.py`` adds a role.
 """

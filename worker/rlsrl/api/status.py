@@ -78,9 +78,10 @@ class ExperimentStatus(Model):
     attempt: Number | None = None
     """The number of the trainer gang's current attempt, from 1."""
     restarts: Number | None = None
-    """Restarts of the trainer gang after failures. Drains, evictions, preemptions and edits are no failures."""
+    """Restarts of the trainer gang after failures. Drains, evictions, preemptions and edits are no failures.
+    Restarts of single containers are in the status of their pods."""
     recent_failures: Number | None = None
-    """Failures of the gang that count against spec.restarts.budget. More than the budget end the experiment."""
+    """Failures of the trainer gang that count against spec.restarts.budget. More than the budget end the experiment."""
     last_failure_at: Time | None = None
     """The time of the last failure, or of the last decay of the count."""
     finished_at: Time | None = None

@@ -74,7 +74,10 @@ def diagnose(
 
 
 def past_restarts(objects: Sequence[Object]) -> list[str]:
-    """Return a line for each ready pod whose worker was restarted, with its last termination."""
+    """Return a line for each ready pod whose worker's container was restarted within it, with its last termination.
+
+    A restart that replaced the pod is not among them.
+    """
     return [
         f"{pod['metadata']['name']} restarted {restarts(pod)}x; last termination: {_end(terminations(pod)[0])}"
         for pod in objects

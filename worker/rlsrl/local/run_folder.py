@@ -133,7 +133,7 @@ class RunFolder:
         )
 
     def begin_life(self, *, modules: Path) -> None:
-        """Record the start of a controller. An earlier life that was killed counts until its last metrics.
+        """Record the start of a controller. An earlier controller that was killed counts until its last metrics.
 
         ``modules`` is the folder of the user's own modules.
         """

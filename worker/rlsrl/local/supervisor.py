@@ -1,7 +1,8 @@
 """Decides whether and when an ended process is restarted. Pure: the controller passes the time.
 
-Each role has a budget of restarts. One spent restart is given back every ``decay_seconds``, so a run survives any
-number of rare faults. A process that fails repeatedly ends the run with its last output.
+Each role has a budget of restarts. The spent restarts fall continuously, by one in ``decay_seconds``, so a run survives
+any number of rare faults. A process that fails repeatedly ends the run with its last output. On a cluster the operator
+counts the trainers' failures instead.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ class RestartLimits:
     """The restart budget of each role."""
 
     budget: int
-    """Restarts in a row that are allowed; 0 for none."""
+    """Largest number of spent restarts; with 0 the first failure ends the run."""
     decay_seconds: float
-    """Seconds after which one spent restart is given back."""
+    """Seconds in which the spent restarts fall by one, continuously."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,7 +156,7 @@ class JoinSession:
 
     @property
     def instance(self) -> str:
-        """UUID of this process's life in the experiment."""
+        """UUID of this process, new with each life."""
         return self._instance
 
     @property

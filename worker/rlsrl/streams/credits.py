@@ -25,7 +25,7 @@ class Credit:
     """The right to fill one slot."""
 
     order: int
-    """Position in the order of granting, unique in the life of the book."""
+    """Position in the order of granting, unique in the book."""
     connection: int
     """Number of the holder's connection, never used twice."""
     slot: int

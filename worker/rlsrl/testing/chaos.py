@@ -1,6 +1,6 @@
 """Kills processes of a real run at random moments, from a seed, and checks the run after each kill.
 
-``KILLED_ROLES`` is the one table: a new role enters it with the allowed cost of its death.
+``KILLED_ROLES`` gives the allowed cost of a death of each role of ``rlsrl.api.roles``, and of the controller.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class KillCampaign(ClosedAtExit):
         if self._run is not None:
             self._run.close()
 
-    # Lives of the run.
+    # Lives of the controller.
 
     def _end_life(self) -> None:
         """End the current life, if any, with SIGINT, as Ctrl-C does."""

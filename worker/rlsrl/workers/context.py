@@ -30,7 +30,7 @@ class WorkerContext:
     incarnation: int
     """How often the index was leased before."""
     attempt: int
-    """The trainer gang's current life; 0 for other roles."""
+    """The number of the trainer gang's current attempt; 0 for other roles."""
     token: str
     tls: Tls | None
     """Certificates, where workers talk over TLS."""

@@ -28,7 +28,7 @@ class StopConditions:
     """Trained transitions, over all ranks."""
     train_steps: int | None
     wall_seconds: float | None
-    """Seconds of training, over all lives of the run."""
+    """Seconds of training, over all attempts."""
 
 
 class Progress:

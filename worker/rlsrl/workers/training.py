@@ -101,12 +101,12 @@ class Experience:
 
 @dataclass(frozen=True, kw_only=True)
 class StartingPoint:
-    """Where this life of the run starts."""
+    """Where this attempt starts."""
 
     version: Version
     progress: Progress
     absent_ledgers: Sequence[Mapping[str, Any]] = ()
-    """Ledgers, by rank, of ranks that an earlier life of the gang had and this one lacks. The weights contain what they
+    """Ledgers, by rank, of ranks that an earlier attempt had and this one lacks. The weights contain what they
     trained, and a gang that grows again resumes these ledgers."""
 
 

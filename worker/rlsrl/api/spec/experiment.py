@@ -342,7 +342,7 @@ class ExperimentSpec(Model):
     stop: Annotated[Stop, LIVE]
     """When training ends."""
     restarts: Annotated[Restarts, LIVE] = Restarts()
-    """How often failed workers are restarted."""
+    """How many failures a run survives."""
     suspend: Annotated[bool, LIVE] = False
     """On a cluster: whether the experiment is suspended. Its trainers store their state at one common step, then all
     its pods are deleted. Set to ``false`` again, it resumes from that step, with the administrator's images and

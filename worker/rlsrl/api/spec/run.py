@@ -28,12 +28,13 @@ class Stop(Model):
 
 
 class Restarts(Model):
-    """How often failed workers are restarted."""
+    """How many failures a run survives. On a cluster only failures of the trainers count: Kubernetes restarts all other
+    workers without a limit. With ``rlsrl run`` each role has this budget of its own."""
 
     budget: Annotated[int, Field(ge=0, le=10_000), INTEGRAL] = 10
-    """Failures that are tolerated. One more ends the run."""
+    """Largest count of recent failures. One more ends the run."""
     decay_seconds: PositiveSeconds = 600.0
-    """Seconds without a failure after which one failure is forgotten."""
+    """Seconds in which the count falls by one. On a cluster these seconds begin anew with each failure."""
 
 
 WandbName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128, examples=["my-project"])]
