@@ -108,13 +108,14 @@ def push(arguments: argparse.Namespace, metadata: dict, reason: str | None) -> N
 
     from rlsrl.data.version import Version
     from rlsrl.parameters.filesystem import FilesystemParameterDB
-    from rlsrl.parameters.protocols import Parameters
+    from rlsrl.parameters.protocols import Parameters, TrainerState
 
     config = json.loads(arguments.config.read_text())
     db = FilesystemParameterDB(Path(config["parameter_store"]["folder"]))
     version = Version(arguments.attempt, metadata["train_steps"])
     parameters = Parameters(version=version, vector=np.zeros(4, np.float32), layout="standin")
-    db.push(config["policy_name"], parameters, metadata=metadata)
+    state = TrainerState(version=version, arrays={"moments": np.zeros(1, np.float32)}, values={})
+    db.push(config["policy_name"], parameters, metadata=metadata, state=state)
     if reason is not None:
         record = {"reason": reason, "version": str(version), "result": metadata}
         db.annotate(config["policy_name"], version, {"terminal": record})
