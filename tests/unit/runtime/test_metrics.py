@@ -35,9 +35,9 @@ def test_declarations_follow_the_conventions(declaration: Declaration) -> None:
     assert list(declaration.buckets) == sorted(set(declaration.buckets))
 
 
-def test_metrics_and_the_ledger_name_roles_of_the_table() -> None:
+def test_every_role_of_the_table_sets_metrics_and_the_ledger_names_no_other() -> None:
     table = {role.name for role in ROLES}
-    assert {role for declaration in Metrics.declared() for role in declaration.roles} <= table
+    assert {role for declaration in Metrics.declared() for role in declaration.roles} == table
     assert set(CHAIN) <= table
 
 
