@@ -261,16 +261,16 @@ def test_a_process_that_ends_too_early_is_restarted(stage: Stage, role: str, end
 def test_a_role_that_keeps_failing_ends_the_run_with_its_last_output(stage: Stage) -> None:
     stage.script("coordinator", UNTIL_TOLD)
     stage.script("trainer", UNTIL_TOLD)
-    stage.script("actor", [{"print": "first words"}, {"exit": 1}], [{"print": "no such device"}, {"exit": 3}])
+    stage.script("actor", [{"print": "first words"}, {"exit": 1}], [{"print": "no such device"}, {"exit": 4}])
 
     outcome = stage.controller(budget=1).run()
 
     assert isinstance(outcome, Failed)
-    assert (outcome.process, outcome.what, outcome.configuration) == ("actor-0", "exited with code 3", False)
+    assert (outcome.process, outcome.what, outcome.configuration) == ("actor-0", "exited with code 4", False)
     assert outcome.lines == ("no such device",)
     assert outcome.log == stage.folder / "actor-0.out"
     assert outcome.log.read_text() == "first words\nno such device\n"
-    assert outcome.message.startswith("actor-0 exited with code 3: all 1 restarts of this role are spent")
+    assert outcome.message.startswith("actor-0 exited with code 4: all 1 restarts of this role are spent")
     assert "\n  no such device" in outcome.message
     assert str(outcome.log) in outcome.message
     assert_gone(stage.pids(), timeout=0)

@@ -123,7 +123,7 @@ def run_life(
     monitor.start(interval_seconds=min(display.interval_seconds, STATUS_INTERVAL_SECONDS))
     try:
         restarts = experiment.spec.restarts
-        outcome = LocalController(
+        return LocalController(
             plans=_plans(folder, resolved),
             limits=RestartLimits(budget=restarts.budget, decay_seconds=restarts.decay_seconds),
             journal=folder,
@@ -140,7 +140,6 @@ def run_life(
         display.close()
         folder.check()
         folder.end_life()
-    return outcome
 
 
 def settle(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, get_args
 
 import numpy as np
 
@@ -124,8 +124,11 @@ _Acting = tuple[tuple[EnvGroup, ...], LocalPolicy | RemotePolicy, EnvSpec]
 
 
 def _faults(config: ActorConfig, context: WorkerContext) -> EnvironmentFaults:
+    reasons: tuple[FaultReason, ...] = get_args(FaultReason)
+    counters = {reason: context.metrics.environment_faults.labels(reason=reason) for reason in reasons}
+
     def count(reason: FaultReason) -> None:
-        context.metrics.environment_faults.labels(reason=reason).inc()
+        counters[reason].inc()
 
     return EnvironmentFaults(max_non_finite=config.environment.max_non_finite, on_fault=count, log=context.log)
 

@@ -181,9 +181,11 @@ def _checkpoint_writer(config: TrainerConfig, context: WorkerContext, db: Parame
         context.metrics.durable_version_timestamp_seconds.set(context.clock.time())
         context.report_stats({UNSTORED: 0})
 
+    checkpoints_failed = context.metrics.checkpoints_failed  # exposed from the start: an alert compares it with 0
+
     # Reported at once, not with the next statistics: until there is space, a crash loses what was trained since.
     def show_unstored(num_unstored: int) -> None:
-        context.metrics.checkpoints_failed.inc()
+        checkpoints_failed.inc()
         context.report_stats({UNSTORED: num_unstored})
 
     context.metrics.checkpoint_period_seconds.set(config.versions.every_seconds)
