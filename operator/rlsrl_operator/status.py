@@ -88,7 +88,7 @@ def with_condition(
 def failures(status: ExperimentStatus, *, decay_seconds: float, now: datetime) -> tuple[int, datetime]:
     """Return the failures that still count, and when the count last changed.
 
-    The count falls by one each ``decay_seconds`` since then. A new failure begins these seconds anew.
+    The count falls by one each ``decay_seconds`` since then. A new failure restarts these seconds.
     """
     count = status.recent_failures or 0
     since = parse_time(status.last_failure_at) if status.last_failure_at is not None else now

@@ -1,4 +1,4 @@
-"""A run's memory over time: growth is told apart from noise."""
+"""Tells growth of a run's memory from noise."""
 
 from __future__ import annotations
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.local.metrics_log import count_damaged_lines, read_rows
-from rlsrl.local.run_folder import RunFolder, RunFolderError
+from rlsrl.local.run_folder import FRESH, RunFolder, RunFolderError
 from rlsrl.local.run_record import Rollback
 from rlsrl.runtime.ledger import CHAIN, LedgerError, page_path, read_page, read_pages
 from rlsrl.workers.coordinator_state import check_documents
-
-_FRESH = "--fresh renames the folder and starts a new run"
 
 
 class NothingToResume(Exception):
@@ -31,7 +29,7 @@ def check_versions(folder: RunFolder) -> list[str]:
         if point.unusable or rows:
             raise NothingToResume(
                 f"{folder.path}: the run has trained, and no stored version is intact with its state{found}; restore "
-                f"the parameters, or use --fresh, which renames the folder and starts a new run"
+                f"the parameters; {FRESH}"
             )
         return []
     lost = []
@@ -66,11 +64,11 @@ def check_documents_and_pages(folder: RunFolder, config: CoordinatorConfig) -> l
     for page in read_pages(folder.ledger):
         path = page_path(folder.ledger, page.role, page.index)
         if not path.exists():
-            raise LedgerError(f"{folder.ledger}: a page says that it is the page of {page.role} {page.index}; {_FRESH}")
+            raise LedgerError(f"{folder.ledger}: a page says that it is the page of {page.role} {page.index}; {FRESH}")
         if page.incarnation >= 0 and not leases.knows(page.role, page.index):
             raise RunFolderError(
                 f"{folder.path / 'roster.json'} has no lease of {page.role} {page.index}, whose ledger page exists; "
-                f"restore the file; {_FRESH}"
+                f"restore the file; {FRESH}"
             )
     paths = {
         page_path(folder.ledger, role, index)

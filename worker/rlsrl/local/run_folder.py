@@ -35,6 +35,8 @@ LOCK = "lock"
 RECORD = "controller.json"
 STATUS = "status.json"
 METRICS = "metrics.jsonl"
+FRESH = "--fresh renames the folder and starts a new run"
+"""The cure of a folder that cannot be resumed, for the end of an error."""
 EXPERIMENT = "experiment.yaml"
 """The user's experiment file."""
 RESOLVED_EXPERIMENT = "experiment.resolved.yaml"
@@ -221,9 +223,7 @@ def read_record(path: Path) -> RunRecord | None:
     try:
         return RunRecord.from_json(json.loads(text))
     except (KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(
-            f"{path / RECORD} is damaged ({damage(error)}); --fresh renames the folder and starts a new run"
-        ) from error
+        raise RunFolderError(f"{path / RECORD} is damaged ({damage(error)}); {FRESH}") from error
 
 
 def is_running(path: Path) -> bool:
@@ -249,10 +249,7 @@ def is_running(path: Path) -> bool:
 def _refuse_foreign_files(path: Path) -> None:
     """Raise unless the folder is empty, contains a run or the rest of a killed ``create``."""
     if _lacks_record(path):
-        raise RunFolderError(
-            f"{path / RECORD} is missing, but the folder holds a run; restore the file, or use --fresh, which renames "
-            "the folder and starts a new run"
-        )
+        raise RunFolderError(f"{path / RECORD} is missing, but the folder holds a run; restore the file; {FRESH}")
     foreign = _foreign_entries(path)
     if foreign and not (path / RECORD).exists():
         raise RunFolderError(

@@ -95,7 +95,7 @@ class ResumePoint:
     """Where training resumes."""
 
     version: Version | None
-    """The newest version whose weights and state are intact; None if there is none."""
+    """The newest version whose weights and state are intact, or None."""
     unusable: Mapping[Version, str]
     """Why training cannot resume from each newer version, the newest first."""
 

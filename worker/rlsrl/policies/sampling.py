@@ -78,14 +78,18 @@ class PartSampler(Sampler):
         self.parameters = np.zeros(shape, np.float32) if parameters is None else parameters
 
 
-class CategoricalSampler(PartSampler):
-    """Draws from softmax(logits) as argmax(logits + Gumbel noise): the Gumbel-max trick. Parameters are the logits."""
+class LogitSampler(PartSampler):
+    """A sampler whose parameters are logits, one for each output, and which draws by adding noise to them."""
 
     def __init__(self, noise: Floats, rng: np.random.Generator | None, parameters: Floats | None = None) -> None:
-        """``noise`` is [T, A, N]."""
+        """``noise`` is [T, A, N]: A choices, or A flags."""
         super().__init__(noise, rng, parameters)
         self._steps = list(zip(self.parameters, noise, strict=True))
         self._perturbed: Floats = np.empty(noise.shape[1:], np.float32)
+
+
+class CategoricalSampler(LogitSampler):
+    """Draws from softmax(logits) as argmax(logits + Gumbel noise): the Gumbel-max trick. Parameters are the logits."""
 
     @override
     def _draw(self, rng: np.random.Generator) -> None:
@@ -108,14 +112,8 @@ class CategoricalSampler(PartSampler):
         np.subtract(chosen, np.log(np.exp(shifted).sum(axis=1)), out=out)
 
 
-class BernoulliSampler(PartSampler):
+class BernoulliSampler(LogitSampler):
     """Draws each flag as logit + logistic noise > 0, which is true with probability sigmoid(logit)."""
-
-    def __init__(self, noise: Floats, rng: np.random.Generator | None, parameters: Floats | None = None) -> None:
-        """``noise`` is [T, D, N]."""
-        super().__init__(noise, rng, parameters)
-        self._steps = list(zip(self.parameters, noise, strict=True))
-        self._perturbed: Floats = np.empty(noise.shape[1:], np.float32)
 
     @override
     def _draw(self, rng: np.random.Generator) -> None:

@@ -165,7 +165,7 @@ class JoinSession:
         return self._queue.unacknowledged
 
     def address_of(self, role: str, index: int) -> str | None:
-        """Return where the worker at an index of a followed role serves its streams, or None if there is none.
+        """Return where the worker at an index of a followed role serves its streams, or None if no worker has it.
 
         While the coordinator is away this is the last known address.
         """

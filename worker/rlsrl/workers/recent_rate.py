@@ -20,7 +20,7 @@ class RecentRate:
         """The times, in seconds, at which the count was seen to have grown, with its value; oldest first."""
 
     def note(self, now: float, count: float) -> None:
-        """Note the count; a smaller one, as after a restart, begins anew."""
+        """Note the count; a smaller one, as after a restart, forgets what was before."""
         growth = self._growth
         if growth and count < growth[-1][1]:
             growth.clear()

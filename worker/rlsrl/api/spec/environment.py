@@ -55,7 +55,7 @@ class Environment(Model):
     acting, training and evaluation. The mask is no input of the network."""
     max_non_finite: Count = 1000
     """Steps and resets with a reward or an observation that is NaN or infinite, in a row over all environments of an
-    actor, that end the run. Any finite transition starts the count anew. Until then such a step is dropped and counted,
+    actor, that end the run. Any finite transition restarts the count. Until then such a step is dropped and counted,
     its episode is truncated, and its environment is reset. 1 allows none."""
 
     @property

@@ -34,7 +34,7 @@ class Restarts(Model):
     budget: Annotated[int, Field(ge=0, le=10_000), INTEGRAL] = 10
     """Largest count of recent failures. One more ends the run."""
     decay_seconds: PositiveSeconds = 600.0
-    """Seconds in which the count falls by one. On a cluster these seconds begin anew with each failure."""
+    """Seconds in which the count falls by one. On a cluster these seconds restart with each failure."""
 
 
 WandbName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128, examples=["my-project"])]
