@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -342,6 +343,16 @@ def test_one_intra_op_thread() -> None:
     torch.set_num_threads(2)
     make_learner()
     assert torch.get_num_threads() == 1
+
+
+def test_threads_that_start_later_compute_with_zero_instead_of_subnormal_numbers() -> None:
+    torch.set_flush_denormal(False)
+    make_learner()
+    products: list[Tensor] = []
+    thread = threading.Thread(target=lambda: products.append(torch.tensor(1e-30) * torch.tensor(1e-10)))
+    thread.start()
+    thread.join()
+    assert products == [0.0]
 
 
 class Averaging(Ppo):
