@@ -114,12 +114,14 @@ def _queued(
     return _in_phase(status, "Queued") if waits_long else status
 
 
-def for_phase(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> Manifest:
+def for_phase(
+    manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manifest], now: datetime, *, makes_way: bool = False
+) -> Manifest:
     """Return a rendered object with the replicas and the attempt of this moment.
 
     At the end the trainers are scaled to 0 first, since they need the others for their last checkpoint. Evaluators
-    finish their versions. The coordinator serves the result, or goes last if the experiment is suspended. While an
-    experiment is queued only its trainers exist.
+    finish their versions. The coordinator serves the result, or goes last if the experiment is suspended, or
+    ``makes_way`` because it is to be tried again. While an experiment is queued only its trainers exist.
     """
     role = manifest["metadata"]["labels"].get(ROLE_LABEL)
     if manifest["kind"] not in ("Deployment", "StatefulSet"):
@@ -129,7 +131,7 @@ def for_phase(manifest: Manifest, status: ExperimentStatus, pods: Sequence[Manif
     over = suspended or status.phase in TERMINAL
     if role == COORDINATOR:
         others = any(pod["metadata"]["labels"][ROLE_LABEL] != COORDINATOR and not is_gated(pod) for pod in pods)
-        absent = (suspended or queued) and not others
+        absent = (suspended or queued or makes_way) and not others
     elif role == TRAINER:
         # No rank of this attempt starts before the last pod of an earlier attempt is gone: the two would connect.
         ending = any(attempt_of(pod) not in (0, status.attempt) for pod in _of(TRAINER, pods))

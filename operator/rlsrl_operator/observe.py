@@ -134,7 +134,7 @@ class Observer:
             return None
         status = statuses.read(document)
         try:
-            memory.context = context = self._context(document, memory.context)
+            memory.context = context = self._context(document, status, memory.context)
         except SpecError as error:
             return Observed(document=document, status=status, spec_error=str(error))
         is_new = context.generation == 1 and status.phase is None
@@ -155,13 +155,18 @@ class Observer:
             labelled=memory.children.labelled,
         )
 
-    def _context(self, document: Manifest, before: ExperimentContext | None) -> ExperimentContext:
-        """Parse the document, unless ``before`` is of the same generation and queue."""
+    def _context(
+        self, document: Manifest, status: ExperimentStatus, before: ExperimentContext | None
+    ) -> ExperimentContext:
+        """Parse the document, unless ``before`` is of the same generation, queue and retry."""
         metadata = document["metadata"]
         labels = queue_labels(metadata.get("labels", {}))
-        identity = metadata["uid"], metadata["generation"], labels
-        if before is not None and identity == (before.uid, before.generation, before.queue_labels):
-            return before
+        first_attempt = status.first_attempt or 1
+        identity = metadata["uid"], metadata["generation"], labels, first_attempt
+        if before is not None:
+            known = before.uid, before.generation, before.queue_labels, before.first_attempt
+            if identity == known:
+                return before
         written = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": metadata["name"], "labels": labels}}
         experiment: RLExperiment = load_text(json.dumps({**written, "spec": document["spec"]}))
         return ExperimentContext(
@@ -170,6 +175,8 @@ class Observer:
             uid=metadata["uid"],
             generation=metadata["generation"],
             settings=self._settings,
+            first_attempt=first_attempt,
+            fresh_attempt=status.fresh_attempt,
         )
 
     async def _with_revision(
@@ -195,17 +202,18 @@ class Observer:
     async def _earlier_revision(
         self, context: ExperimentContext, memory: ExperimentMemory
     ) -> Revision | RevisionProblem | None:
-        """Return the newest revision of an earlier generation, or None if none is on record or readable."""
-        if context.generation == 1:
+        """Return the newest revision of an earlier generation or try, or None if none is on record or readable."""
+        if context.generation == 1 and context.first_attempt == 1:
             return None
         found = await memory.children.config_maps(context)
-        for generation in range(context.generation - 1, 0, -1):
-            earlier = found.get(replace(context, generation=generation).revision_name)
-            if earlier is not None:
-                if (revision := read_revision(context, earlier, self._key)) is None and is_anothers(context, earlier):
-                    return RevisionProblem.OTHER_OPERATOR
-                return revision
-        return None
+        present = context.generation, context.first_attempt
+        ordered = {context.revision_order(name): each for name, each in found.items()}
+        if not (orders := [order for order in ordered if order is not None and order < present]):
+            return None
+        earlier = ordered[max(orders)]
+        if (revision := read_revision(context, earlier, self._key)) is None and is_anothers(context, earlier):
+            return RevisionProblem.OTHER_OPERATOR
+        return revision
 
     async def _children(
         self, context: ExperimentContext, revision: Revision, memory: ExperimentMemory

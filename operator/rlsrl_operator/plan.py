@@ -30,6 +30,7 @@ from rlsrl_operator.manifests.types import ObjectKey, digest, key_of
 from rlsrl_operator.observe import Blocker, Observed, RevisionProblem
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.pod_deletions import PodDeletion, pod_deletions
+from rlsrl_operator.retries import Retry, begin_retry, requested_retry
 from rlsrl_operator.status import TERMINAL
 
 RETRY_SECONDS = 0.2
@@ -99,6 +100,22 @@ class _Run:
         }
 
     @cached_property
+    def retry(self) -> Retry | None:
+        """The user's request to try the failed experiment again, or None."""
+        is_edit_accepted = self.revision.experiment == self.written.experiment
+        return requested_retry(
+            self.observed.status, self.observed.document, self.running, is_edit_accepted=is_edit_accepted
+        )
+
+    @property
+    def is_vacant(self) -> bool:
+        """Whether no pod is left, and none will be created: not even the coordinator's."""
+        if (coordinator := self.observed.children.get(("StatefulSet", self.running.name_of(COORDINATOR)))) is None:
+            return False
+        is_wanted = coordinator.found is not None and coordinator.found["spec"]["replicas"] > 0
+        return not self.observed.pods and not is_wanted
+
+    @cached_property
     def judged(self) -> ExperimentStatus:
         """The status with the attempt and the phase that follow from the pods."""
         return decide(self.observed.status, self.running, self.templates, self.observed.pods, self.now)
@@ -138,9 +155,15 @@ def _without_revision(observed: Observed, context: ExperimentContext, problem: R
 
 
 def _with_revision(run: _Run, key: bytes) -> Plan:
+    if run.retry is not None and run.is_vacant:
+        # The next pass acts on it: its objects follow from this status.
+        status = begin_retry(run.observed.status, run.retry, run.running, run.now)
+        return Plan(status=status, requeue_after=RETRY_SECONDS)
     before, judged = run.observed.status, run.judged
     writes, blocked = _writes(run, _wanted(run, key))
     decided = replace(_accepted(run) if blocked is None else blocked, writes=writes)
+    if run.retry is not None and blocked is None and not run.observed.pods:
+        decided = replace(decided, requeue_after=RETRY_SECONDS)  # No pod is left whose end would cause a pass.
     is_new = (judged.attempt, judged.phase) != (before.attempt, before.phase)
     return replace(decided, written_ahead=judged) if is_new and _acts(decided) else decided
 
@@ -252,7 +275,7 @@ def _wanted(run: _Run, key: bytes) -> Iterator[Manifest]:
     if (claim := volume_claim(context)) is not None:
         yield claim
     for manifest in run.revision.manifests:
-        yield for_phase(manifest, run.judged, observed.pods, run.now)
+        yield for_phase(manifest, run.judged, observed.pods, run.now, makes_way=run.retry is not None)
 
 
 def _writes(run: _Run, wanted: Iterator[Manifest]) -> tuple[tuple[Write, ...], Plan | None]:
@@ -305,7 +328,7 @@ def _settings_annotations(run: _Run) -> Iterator[PodAnnotation]:
 def _obsolete(run: _Run) -> Iterator[Manifest]:
     """Yield the objects that earlier generations needed and this one does not."""
     context = run.running
-    if context.generation == 1:
+    if context.generation == 1 and context.first_attempt == 1:
         return
     needed = {_revision_key(context), *map(key_of, run.revision.manifests)}
     for key, found in run.observed.labelled.items():

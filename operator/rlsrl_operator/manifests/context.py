@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,6 +39,10 @@ class ExperimentContext:
     uid: str
     generation: int
     settings: OperatorSettings
+    first_attempt: int = 1
+    """The first attempt since the failed experiment was last tried again."""
+    fresh_attempt: int | None = None
+    """The attempt that last began again from step 0; None if none did."""
 
     @property
     def name(self) -> str:
@@ -58,13 +63,19 @@ class ExperimentContext:
     def configs(self) -> ResolvedExperiment:
         """The config of each role."""
         placement = cluster_placement(
-            run_uid=self.uid,
+            run_uid=self.run_uid,
             coordinator_host=self.name_of(COORDINATOR),
-            record_folder=f"{DATA_FOLDER}/{self.uid}",
+            record_folder=f"{DATA_FOLDER}/{self.run_uid}",
             ledger_folder=f"{STATE_FOLDER}/ledger",
             settings_path=f"{SETTINGS_FOLDER}/{SETTINGS_KEY}",
+            first_attempt=self.first_attempt,
         )
         return resolve(self.experiment, placement)
+
+    @property
+    def run_uid(self) -> str:
+        """The identity of the run. It names the run's folder or bucket prefix: a fresh attempt gets a new one."""
+        return self.uid if self.fresh_attempt is None else f"{self.uid}-{self.fresh_attempt}"
 
     def name_of(self, part: str) -> str:
         """Return the name of an object of the experiment."""
@@ -72,8 +83,16 @@ class ExperimentContext:
 
     @property
     def revision_name(self) -> str:
-        """The name of this generation's revision."""
-        return self.name_of(f"record-{self.uid[:8]}-{self.generation}")
+        """The name of the revision of this generation, since the failed experiment was last tried again."""
+        since = "" if self.first_attempt == 1 else f"-{self.first_attempt}"
+        return self.name_of(f"record-{self.uid[:8]}-{self.generation}{since}")
+
+    def revision_order(self, name: str) -> tuple[int, int] | None:
+        """Return generation and first attempt of the revision of that name, by which revisions of one experiment are
+        ordered; None if no revision of this experiment has the name.
+        """
+        found = re.fullmatch(rf"{re.escape(self.name_of(f'record-{self.uid[:8]}'))}-(\d+)(?:-(\d+))?", name)
+        return None if found is None else (int(found[1]), int(found[2] or 1))
 
     def config_name(self, role: str) -> str:
         """Return the name of a role's ConfigMap. Configs that differ in live settings alone have the same name.

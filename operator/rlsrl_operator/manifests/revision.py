@@ -26,6 +26,7 @@ from rlsrl_operator.manifests.workloads import services, workloads
 from rlsrl_operator.settings import OperatorSettings
 
 _EXPERIMENT, _SETTINGS, _MANIFESTS = "experiment.json", "settings.json", "manifests.json"
+_FIRST_ATTEMPT = "firstAttempt"
 _OPERATOR, _SIGNATURE = "operator", "signature"
 _WORKLOADS = frozenset({"Deployment", "StatefulSet"})
 
@@ -39,6 +40,8 @@ class Revision:
     """The administrator's settings when the experiment began. Images, resources and the like stay for its life."""
     manifests: tuple[Manifest, ...]
     """In the order in which they are created."""
+    first_attempt: int = 1
+    """The first attempt since the failed experiment was last tried again."""
 
 
 def render(context: ExperimentContext) -> list[Manifest]:
@@ -50,7 +53,12 @@ def render(context: ExperimentContext) -> list[Manifest]:
 
 def first_revision(context: ExperimentContext) -> Revision:
     """Return the revision of an experiment without an earlier one."""
-    return Revision(experiment=context.experiment, settings=context.settings, manifests=tuple(render(context)))
+    return Revision(
+        experiment=context.experiment,
+        settings=context.settings,
+        manifests=tuple(render(context)),
+        first_attempt=context.first_attempt,
+    )
 
 
 def next_revision(before: Revision, context: ExperimentContext) -> Revision:
@@ -67,15 +75,18 @@ def next_revision(before: Revision, context: ExperimentContext) -> Revision:
 def derive_revision(before: Revision | None, context: ExperimentContext) -> Revision | None:
     """Return the revision of a generation that has none, given the revision before it.
 
-    An edit that is not allowed leaves the revision as it was. None: there is no revision before it either.
+    An edit that is not allowed leaves the experiment as it was. None: there is no revision before it either.
     """
-    if disallowed(context.experiment, context.settings):
-        return before
+    is_allowed = not disallowed(context.experiment, context.settings)
     if before is None:
-        return first_revision(context)
-    if refused(before.experiment, context.experiment):
+        return first_revision(context) if is_allowed else None
+    is_accepted = is_allowed and not refused(before.experiment, context.experiment)
+    if before.first_attempt != context.first_attempt:
+        # The failed experiment is tried again, and no pods run that would have to keep their manifests.
+        return first_revision(context if is_accepted else replace(context, experiment=before.experiment))
+    if not is_accepted:
         return before
-    # No pods of a suspended experiment run that would have to keep their manifests.
+    # No pods of a suspended experiment run, either.
     return first_revision(context) if before.experiment.spec.suspend else next_revision(before, context)
 
 
@@ -90,6 +101,7 @@ def revision_object(context: ExperimentContext, revision: Revision, key: bytes) 
         _SETTINGS: revision.settings.model_dump_json(by_alias=True, exclude_none=True, indent=1),
         _MANIFESTS: json.dumps(revision.manifests, indent=1, sort_keys=True),
         _OPERATOR: str(context.settings.key_secret),
+        _FIRST_ATTEMPT: str(revision.first_attempt),
     }
     return {
         "apiVersion": "v1",
@@ -112,6 +124,7 @@ def read_revision(context: ExperimentContext, found: Manifest, key: bytes) -> Re
             experiment=load_text(data[_EXPERIMENT]),
             settings=OperatorSettings.model_validate_json(data[_SETTINGS], by_alias=True, by_name=False),
             manifests=tuple(json.loads(data[_MANIFESTS])),
+            first_attempt=int(data.get(_FIRST_ATTEMPT, 1)),  # Revisions of earlier operators lack the key.
         )
     except (KeyError, SpecError, ValidationError, ValueError):
         return None

@@ -56,6 +56,8 @@ class Placement:
     """Whether the record folder is on a disk that all workers of the run read and that outlives them."""
     settings_path: str | None = None
     """The file with the edited live settings; None where a running experiment cannot be edited."""
+    first_attempt: int = 1
+    """The first attempt since the failed run was last tried again."""
 
     @property
     def parameters_endpoint(self) -> str | None:
@@ -125,15 +127,17 @@ def cluster_placement(
     record_folder: str = "/data",
     ledger_folder: str = "/var/lib/rlsrl/ledger",
     settings_path: str = "/etc/rlsrl/settings/settings.json",
+    first_attempt: int = 1,
 ) -> Placement:
     """Return the placement of a run as pods. The coordinator sends the pods each other's addresses.
 
     Args:
-        run_uid: the experiment's ``metadata.uid``.
+        run_uid: the experiment's ``metadata.uid``, and the number of the attempt if that began again from step 0.
         coordinator_host: DNS name of the coordinator's Service.
         record_folder: where the coordinator's pod mounts the experiment's volume, if it has one.
         ledger_folder: the folder of a pod's ledger page, which outlives the container but not the pod.
         settings_path: the file of the coordinator's pod with the edited live settings.
+        first_attempt: the first attempt since the failed experiment was last tried again.
     """
     return Placement(
         run_uid=run_uid,
@@ -147,4 +151,5 @@ def cluster_placement(
         record_folder=record_folder,
         shares_disk=False,
         settings_path=settings_path,
+        first_attempt=first_attempt,
     )

@@ -23,12 +23,13 @@ FINISHED: Final = "Finished"
 
 AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict", "ObjectRefused"]
 EndReason = Literal["Succeeded", "ConfigurationError", "EnvironmentFault", "BudgetExhausted", "UpdatesSkipped"]
+RetryReason = Literal["Retried"]
 GangReason = Literal["Starting", "Complete", "Restarting", "Suspended", "Finished"]
 DurableReason = Literal["Stored", "NotStored"]
 ReadyReason = Literal[
     "Ready", "Starting", "FailedCreate", "Waiting", "Unschedulable", "Queued", "Suspended", "Finished"
 ]
-Reason = AcceptedReason | DurableReason | EndReason | GangReason | ReadyReason
+Reason = AcceptedReason | DurableReason | EndReason | GangReason | ReadyReason | RetryReason
 """Reasons that the operator gives."""
 PodReason = NewType("PodReason", str)
 """Kubernetes' reason of a pod's state, reported under ``Ready``, for example ``ImagePullBackOff``."""
@@ -85,8 +86,9 @@ PHASES: Mapping[Phase, Explanation] = {
         "`kubectl rlsrl params export NAME -o weights.safetensors`, then delete the experiment.",
     ),
     "Failed": Explanation(
-        "The experiment has ended without a result. This is final. Versions stored before can be exported as above.",
-        "Look at the condition `Finished`. To try again, delete the experiment and apply it again.",
+        "The experiment has ended without a result. Versions stored before can be exported as above.",
+        "Look at the condition `Finished`. After correcting the cause, `kubectl rlsrl retry NAME` continues from the "
+        "newest version, and so does an edit of the spec. `kubectl rlsrl retry --fresh NAME` begins from step 0.",
     ),
 }
 
@@ -189,33 +191,41 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
         "ConfigurationError": Judgement(
             "A worker cannot run with this configuration, so no restart would help: the image lacks the environment or "
             "a module, or the network does not fit the environment. The message names the pod and the error.",
-            "Correct the spec or the image, delete the experiment and apply it again.",
+            "Correct the spec or the image. An edit of the spec, or `kubectl rlsrl retry NAME`, then tries the experiment "
+            "again. A field that cannot be edited needs a new experiment.",
             "True",
         ),
         "EnvironmentFault": Judgement(
             "An actor's environments gave only rewards or observations that are NaN or infinite, "
             "`environment.maxNonFinite` times in a row. The message names the pod, and the environment by its rank.",
-            "Correct the environment, delete the experiment and apply it again.",
+            "Correct the environment. `kubectl rlsrl retry NAME` then continues from the newest version.",
             "True",
         ),
         "BudgetExhausted": Judgement(
             "The trainers have failed more often than `restarts.budget` allows; `restarts.decaySeconds` lets older "
             "failures expire. The message has the last failure.",
-            "Read the trainers' logs. Correct the cause or raise the budget, delete the experiment and apply it again.",
+            "Read the trainers' logs and correct the cause. `kubectl rlsrl retry NAME`, or an edit of the spec, then "
+            "continues from the newest version with a whole budget.",
             "True",
+        ),
+        "Retried": Judgement(
+            "The experiment had failed and is tried again, with a whole restart budget. The message says how.",
+            "Nothing.",
+            "False",
         ),
         "UpdatesSkipped": Judgement(
             "Training did not learn: the loss or the gradient of more than half of the last 200 minibatches was not "
             "finite. Trainers skip such minibatches. Runs with fewer than 200 minibatches are judged at their end.",
             "Look for extreme rewards and observations of the environment. `normalizeRewards`, `rewardClip` and "
-            "`normalizeObservations` bound them. Or lower `learningRate`. Delete the experiment and apply it again.",
+            "`normalizeObservations` bound them. Or lower `learningRate`. An edit of the spec continues from the "
+            "newest version, `kubectl rlsrl retry --fresh NAME` begins from step 0.",
             "True",
         ),
     },
 }
 """By condition."""
 QUIET: frozenset[str] = frozenset(
-    {"Accepted", "Ready", "Queued", "Starting", "Complete", "Stored", "Suspended", "Finished", "Succeeded"}
+    {"Accepted", "Ready", "Queued", "Starting", "Complete", "Stored", "Suspended", "Finished", "Succeeded", "Retried"}
 )
 """Reasons that need no attention."""
 

@@ -116,6 +116,9 @@ class CoordinatorConfig(RoleConfig):
     """The project at Weights & Biases that shows the learning curve."""
     settings_path: str | None = None
     """File with the values of live settings by role, a JSON object that is read periodically; None: no file."""
+    first_attempt: PositiveInteger = 1
+    """The first attempt since the failed run was last tried again. The coordinator withdraws the failure that an
+    earlier attempt recorded."""
     num_actors: Annotated[PositiveInteger, LIVE]
     """Actors that should be there."""
     num_trainers: Annotated[PositiveInteger, LIVE]

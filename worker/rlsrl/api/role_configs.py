@@ -113,6 +113,7 @@ def coordinator_config(context: ResolutionContext) -> CoordinatorConfig:
         roster_path=placement.roster_path(context.experiment),
         record_folder=placement.record_folder,
         settings_path=placement.settings_path,
+        first_attempt=placement.first_attempt,
         wandb=spec.tracking.wandb,
         parameter_store=placement.parameter_store(context.experiment),
         num_others=others,

@@ -18,7 +18,7 @@ Number = Annotated[int, Field(ge=0, le=1_000_000_000_000_000), INTEGRAL]
 Phase = Literal["Pending", "Queued", "Starting", "Running", "Suspended", "Succeeded", "Failed"]
 """Pending: no object exists yet. Queued: the trainers wait in a queue, and the other workers wait for the trainers.
 Starting: some workers are not ready. Running: training. Suspended: its pods end or have ended until it is resumed.
-Succeeded and Failed are final."""
+Succeeded is final, Failed until the experiment is tried again."""
 
 
 class Condition(Model):
@@ -77,6 +77,10 @@ class ExperimentStatus(Model):
     """The generation of the spec that this status describes."""
     attempt: Number | None = None
     """The number of the trainer gang's current attempt, from 1."""
+    first_attempt: Number | None = None
+    """The first attempt since the failed experiment was last tried again; absent if it never was."""
+    fresh_attempt: Number | None = None
+    """The attempt that last began again from step 0 (`kubectl rlsrl retry --fresh`); absent if none did."""
     restarts: Number | None = None
     """Restarts of the trainer gang after failures. Drains, evictions, preemptions and edits are no failures.
     Restarts of single containers are in the status of their pods."""

@@ -27,6 +27,7 @@ COMMANDS = {
     "status": _Entry("rlsrl.cli.status:status", "Show the state of an experiment on the cluster."),
     "top": _Entry("rlsrl.cli.top:top", "Show the workers of a run live: load, waits, throughput."),
     "why": _Entry("rlsrl.cli.why:why", "Explain why an experiment on the cluster does not train."),
+    "retry": _Entry("rlsrl.cli.retry:retry", "Try a failed experiment on the cluster again."),
     "logs": _Entry("rlsrl.cli.logs:logs", "Print the logs of an experiment's pods on the cluster."),
     "validate": _Entry("rlsrl.cli.spec:validate", "Check experiment files and list every error."),
     "size": _Entry("rlsrl.cli.size:size", "Estimate the speed of an experiment and its bottleneck."),

@@ -83,8 +83,8 @@ def _facts(experiment: Object, status: ExperimentStatus, now: datetime) -> Itera
             yield "updated", f"{updated}: {STALE.meaning}" if is_stale(status, now) else updated
     yield "stop", ", ".join(f"{name} {_number(value)}" for name, value in spec.get("stop", {}).items())
     if (end := next((each for each in status.conditions if each.type == FINISHED), None)) is not None:
-        yield "result", end.message
-    yield "parameters", f"{_store(metadata['name'], spec)}: kubectl rlsrl params list {metadata['name']}"
+        yield ("result" if end.status == "True" else "retried"), end.message
+    yield "parameters", f"{parameter_store(experiment)}: kubectl rlsrl params list {metadata['name']}"
 
 
 def _phase(status: ExperimentStatus, now: datetime) -> str:
@@ -118,10 +118,10 @@ def _policy(training: Training) -> str:
     )
 
 
-def _store(name: str, spec: Mapping[str, Any]) -> str:
-    store = spec.get("parameters", {}).get("store", {})
-    bucket = store.get("objectStore")
-    return f"volume {name}-data" if bucket is None else str(bucket.get("url"))
+def parameter_store(experiment: Object) -> str:
+    """Return the volume or the bucket that holds an experiment's versions."""
+    bucket = experiment.get("spec", {}).get("parameters", {}).get("store", {}).get("objectStore")
+    return f"volume {experiment['metadata']['name']}-data" if bucket is None else str(bucket.get("url"))
 
 
 def _role(workload: Object) -> tuple[str, str]:

@@ -11,7 +11,7 @@ TERMINAL_KEY = "terminal"
 """Metadata key of an ended run's last version.
 
 The value is ``{"reason", "version", "result"}``. ``reason`` is a criterion of ``stop``, or ``UPDATES_SKIPPED``. In the
-latter case the run has failed, and ``failure`` says why."""
+latter case the run has failed, and ``failure`` says why. None: the failure was withdrawn."""
 UPDATES_SKIPPED = "updatesSkipped"
 """The reason of a run that ended since most of its minibatches were skipped."""
 
@@ -23,6 +23,15 @@ def terminal_record(db: ParameterDB, policy_name: str) -> Mapping[str, Any] | No
         return None
     record = versions[-1].metadata.get(TERMINAL_KEY)
     return record if isinstance(record, dict) else None
+
+
+def withdraw_failure(db: ParameterDB, policy_name: str, *, first_attempt: int) -> None:
+    """Withdraw the failure that an attempt before ``first_attempt`` recorded, since the run is tried again. A finished
+    run stays finished.
+    """
+    versions = db.versions(policy_name) if policy_name in db.policies() else []
+    if versions and versions[-1].version.attempt < first_attempt and failure_of(terminal_record(db, policy_name)):
+        db.annotate(policy_name, versions[-1].version, {TERMINAL_KEY: None})
 
 
 def failure_of(record: Mapping[str, Any] | None) -> str | None:

@@ -51,6 +51,16 @@ def get():
         print("\\n".join(each["kind"].lower() + "/" + each["metadata"]["name"] for each in found))
     else:
         print(json.dumps({{"items": found}}))
+def annotate():
+    kind, name, *changes = [word for word in words[1:] if word != "--overwrite"]
+    (found,) = [each for each in of(kind) if each["metadata"]["name"] == name]
+    annotations = found["metadata"].setdefault("annotations", {{}})
+    for change in changes:
+        key, _, value = change.partition("=")
+        annotations.pop(key.rstrip("-"), None)
+        if value:
+            annotations[key] = value
+    (HERE / "objects.json").write_text(json.dumps(objects))
 def logs():
     option("--container"), option("--tail")
     name = words[1]
@@ -83,7 +93,7 @@ def port_forward():
         far = socket.create_connection((host, int(port)))
         for ends in ((near, far), (far, near)):
             threading.Thread(target=pump, args=ends, daemon=True).start()
-{{"get": get, "logs": logs, "port-forward": port_forward}}[words[0]]()
+{{"annotate": annotate, "get": get, "logs": logs, "port-forward": port_forward}}[words[0]]()
 """
 
 
@@ -103,6 +113,13 @@ class KubectlStandIn:
         """The arguments of each call so far."""
         path = self.folder / "calls"
         return path.read_text().splitlines() if path.exists() else []
+
+    def annotations(self, kind: str, name: str) -> Mapping[str, str]:
+        """Return the annotations of an object."""
+        objects: list[Object] = json.loads((self.folder / "objects.json").read_text())
+        (found,) = (each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
+        annotations: Mapping[str, str] = found["metadata"].get("annotations", {})
+        return annotations
 
     def show(self, *objects: Object) -> None:
         """Replace the cluster's objects."""

@@ -23,8 +23,10 @@ from typing_extensions import override
 
 from rlsrl.api.live import with_settings
 from rlsrl.api.resolved import CoordinatorConfig
+from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.role_names import COORDINATOR
 from rlsrl.parameters.service import ParameterService
+from rlsrl.parameters.terminal import withdraw_failure
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
@@ -99,6 +101,9 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         self._settings = SettingsFile(config, self._log)
         folder = Path(config.record_folder)
         make_folder(folder)
+        if config.first_attempt > 1:
+            db = open_parameter_store(config.parameter_store)
+            withdraw_failure(db, POLICY_NAME, first_attempt=config.first_attempt)
         self._curve = LearningCurve(folder, now=self._clock.time(), log=self._log)
         host, _, port = own_address(config.http_address).rpartition(":")
         self._http = MetricsServer(

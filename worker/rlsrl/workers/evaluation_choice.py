@@ -60,7 +60,7 @@ def choose(
     if not own or (last is not None and own[-1].version <= last.version):
         return None
     newest = own[-1]
-    return newest if TERMINAL_KEY in newest.metadata or _is_due(newest, last, share, interval) else None
+    return newest if newest.metadata.get(TERMINAL_KEY) is not None or _is_due(newest, last, share, interval) else None
 
 
 def _is_due(newest: VersionInfo, last: VersionInfo | None, share: Share, interval: EvaluationInterval) -> bool:

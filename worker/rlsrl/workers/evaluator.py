@@ -120,7 +120,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         info = choose(versions, share=parts.share, interval=parts.interval, last=self._last)
         if info is not None:
             self._begin(parts, info)
-        elif versions and TERMINAL_KEY in versions[-1].metadata:
+        elif versions and versions[-1].metadata.get(TERMINAL_KEY) is not None:
             self._done = True
             self.exit()
         else:
