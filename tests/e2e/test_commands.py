@@ -85,6 +85,27 @@ def test_a_failing_worker_is_reported_with_its_last_output(where: Namespace, car
     assert "cure: Correct the spec or the image" in output
 
 
+def test_a_failed_experiment_is_tried_again(where: Namespace, cartpole: Object) -> None:
+    cartpole["spec"] |= {"restarts": {"budget": 0}, "stop": {"wallSeconds": 600}}
+    where.apply(cartpole)
+    experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
+    for attempt, options in ((1, []), (2, ["--fresh"])):
+        experiment.await_phase("Running")
+        assert result_of(experiment, "retry", *options)[0] == 2, "it has not failed"
+        where.delete("pod", f"{experiment.name}-trainer-0")
+        experiment.await_phase("Failed")
+        assert experiment.condition("Finished")["reason"] == "BudgetExhausted"
+        code, output, _ = result_of(experiment, "retry", *options)
+        assert code == 0
+        assert output.startswith(f"attempt {attempt + 1} of {experiment.name} ")
+        experiment.await_phase("Running")
+        assert experiment.condition("Finished")["reason"] == "Retried"
+        assert experiment.status["attempt"] == attempt + 1
+        log = where.kubectl("logs", f"{experiment.name}-trainer-0")
+        assert ('"resumed"' in log) == (not options), log
+    assert experiment.status["freshAttempt"] == 3
+
+
 def test_an_unknown_experiment_is_reported_with_the_nearest_name(where: Namespace, cartpole: Object) -> None:
     where.apply(cartpole)
     misspelt = ClusterExperiment(where, "cartpol")

@@ -20,8 +20,11 @@ import grpc
 import pytest
 
 from rlsrl.api.resolved import CoordinatorConfig
+from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.roles import STREAMS
 from rlsrl.data.version import Version
+from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.terminal import TERMINAL_KEY, UPDATES_SKIPPED, terminal_record
 from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -29,6 +32,7 @@ from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient, 
 from rlsrl.runtime.identity import POD_VARIABLE
 from rlsrl.runtime.join_session import JoinError, JoinRefused, JoinRequest, JoinSession, JoinTimeout
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, PageRecord
+from rlsrl.testing.parameter_dbs import make_parameters
 from rlsrl.testing.waiting import until
 
 TOKEN = "the-token"
@@ -395,6 +399,15 @@ def test_a_lease_is_on_disk_before_its_worker_is_welcomed(shared: CoordinatorPro
         lease = lease_of(shared, member.index)
         assert (lease["incarnation"], lease["instance"], lease["held"]) == (member.incarnation, member.instance, True)
         member.leave("over")
+
+
+def test_a_coordinator_of_a_retry_withdraws_the_earlier_failure(start: Start, tmp_path: Path) -> None:
+    db = FilesystemParameterDB(tmp_path / "parameters")
+    db.push(POLICY_NAME, make_parameters(Version(1, 4)))
+    db.annotate(POLICY_NAME, Version(1, 4), {TERMINAL_KEY: {"reason": UPDATES_SKIPPED, "failure": "150 of 200"}})
+    assert terminal_record(db, POLICY_NAME) is not None
+    start(first_attempt=2).status()
+    assert terminal_record(db, POLICY_NAME) is None
 
 
 def test_no_worker_is_welcomed_while_the_roster_cannot_be_written(start: Start, join: Join, tmp_path: Path) -> None:

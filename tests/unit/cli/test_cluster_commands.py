@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rlsrl.api.reasons import ENDS
+from rlsrl.api.retry import FRESH_ANNOTATION, RETRY_ANNOTATION
 from rlsrl.cli import main
 from rlsrl.testing.cluster_objects import UID, condition, experiment, pod, warning, workload
 from rlsrl.testing.kubectl_standin import KubectlStandIn
@@ -22,7 +23,7 @@ RUNNING = experiment("Running", READY, attempt=1)
 OTHER = experiment("Running", name="pong", uid="another")
 TRAINER = pod("cartpole-trainer-0", "trainer", index=0)
 ACTOR = pod("cartpole-actor-x", "actor")
-COMMANDS = ("status", "why", "logs")
+COMMANDS = ("status", "why", "logs", "retry")
 
 
 def called(*arguments: str) -> Result:
@@ -107,6 +108,53 @@ def test_an_interrupt_is_quiet(cluster: KubectlStandIn, arguments: tuple[str, ..
         _, said = running.communicate(timeout=DEADLINE_SECONDS)
     assert running.returncode == 130
     assert said == ""
+
+
+FAILED = experiment("Failed", condition("Finished", "BudgetExhausted", "11 failures"), attempt=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "asked", "begins"),
+    [
+        ([], RETRY_ANNOTATION, "continues from the newest intact version"),
+        (["--fresh"], FRESH_ANNOTATION, "begins from step 0"),
+    ],
+)
+def test_retry_asks_the_operator(cluster: KubectlStandIn, options: list[str], asked: str, begins: str) -> None:
+    cluster.show(FAILED)
+    for first in ([], ["--fresh"]):
+        called("retry", "cartpole", *first)
+    result = called("retry", "cartpole", *options)
+    assert result.exit_code == 0, result.output
+    assert cluster.annotations("RLExperiment", "cartpole") == {asked: "3"}, "the last request alone counts"
+    first_line, *rest = result.output.splitlines()
+    assert first_line == f"attempt 4 of cartpole {begins} once the pods of attempt 3 are gone"
+    kept = ["nothing is deleted: all earlier versions stay on volume cartpole-data"] if options else []
+    assert rest == [*kept, "see: kubectl rlsrl status cartpole"]
+
+
+@pytest.mark.parametrize("phase", ["Running", "Succeeded", None])
+def test_only_a_failed_experiment_is_tried_again(cluster: KubectlStandIn, phase: str | None) -> None:
+    cluster.show(experiment(phase, READY, attempt=1))
+    result = called("retry", "cartpole")
+    assert result.exit_code == 2
+    assert "only what has Failed is tried again" in result.output
+    assert cluster.annotations("RLExperiment", "cartpole") == {}
+
+
+def test_a_suspended_experiment_is_not_tried_again(cluster: KubectlStandIn) -> None:
+    cluster.show({**FAILED, "spec": {**FAILED["spec"], "suspend": True}})
+    result = called("retry", "cartpole")
+    assert result.exit_code == 2
+    assert "set spec.suspend to false" in result.output
+
+
+def test_status_says_that_an_experiment_is_tried_again(cluster: KubectlStandIn) -> None:
+    cluster.show(experiment("Running", condition("Finished", "Retried", "attempt 4 continues attempt 3"), attempt=4))
+    output = called("status", "cartpole").output
+    assert "retried     attempt 4 continues attempt 3" in output
+    assert "result" not in output
+    assert called("why", "cartpole").exit_code == 0
 
 
 def test_why_exits_with_0_without_problems(cluster: KubectlStandIn) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from rlsrl.api.pods import ROLE_LABEL
 from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, READY
+from rlsrl.api.retry import RETRY_ANNOTATION
 from rlsrl.api.status import ExperimentStatus
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.drift import Action, Child, RefusedWrite, applied
@@ -402,6 +403,21 @@ def test_an_experiment_that_has_just_ended_gets_a_pass_while_its_trainers_end() 
     decided = plan(observed(about, running(about), pods=pods), key=KEY, now=NOW)
     assert said(decided, FINISHED) == ("True", "Succeeded")
     assert decided.requeue_after == SETTINGS.status_seconds
+
+
+def test_a_retry_waits_until_the_coordinators_workload_wants_no_pod() -> None:
+    about = context()
+    status = running(about).model_copy(update={"phase": "Failed", "finished_at": stamp(NOW)})
+    document = {"metadata": {**STEADY.document["metadata"], "annotations": {RETRY_ANNOTATION: "1"}}}
+    seen = observed(about, status, pods=[], document=document)
+    decided = plan(seen, key=KEY, now=NOW)
+    assert actions(decided) == [(Action.APPLY, ("StatefulSet", "a-coordinator"))]
+    assert decided.status is not None
+    assert (decided.status.attempt, decided.requeue_after) == (1, RETRY_SECONDS)
+    gone = {**decided.writes[0].wanted, "spec": {**decided.writes[0].wanted["spec"], "replicas": 0}}
+    after = plan(with_child(seen, ("StatefulSet", "a-coordinator"), unchanged(gone)), key=KEY, now=NOW)
+    assert after.status is not None
+    assert (after.status.attempt, after.writes, after.requeue_after) == (2, (), RETRY_SECONDS)
 
 
 def test_an_edit_that_is_refused_is_reported_and_changes_nothing() -> None:

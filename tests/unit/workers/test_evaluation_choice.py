@@ -54,6 +54,13 @@ def test_without_a_stored_version_none_is_due() -> None:
     assert chosen([]) is None
 
 
+def test_a_withdrawn_end_makes_no_version_due() -> None:
+    seldom = EvaluationInterval(every_seconds=None, every_versions=5)
+    versions = [played(0), stored(1, terminal=None)]
+    assert chosen(versions, interval=seldom) is None
+    assert chosen([played(0), stored(1, terminal={"reason": "envSteps"})], interval=seldom) == 1
+
+
 def test_the_newest_version_is_played_and_older_ones_are_skipped() -> None:
     assert chosen([stored(0), stored(1), stored(2)]) == 2
     assert chosen([stored(0), stored(1), played(2)]) is None

@@ -191,8 +191,8 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
         "ConfigurationError": Judgement(
             "A worker cannot run with this configuration, so no restart would help: the image lacks the environment or "
             "a module, or the network does not fit the environment. The message names the pod and the error.",
-            "Correct the spec or the image. An edit of the spec, or `kubectl rlsrl retry NAME`, then tries the experiment "
-            "again. A field that cannot be edited needs a new experiment.",
+            "Correct the spec or the image. An edit of the spec, or `kubectl rlsrl retry NAME`, then tries the "
+            "experiment again. A field that cannot be edited needs a new experiment.",
             "True",
         ),
         "EnvironmentFault": Judgement(
