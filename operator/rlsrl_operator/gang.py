@@ -20,7 +20,7 @@ from rlsrl_operator.manifests.types import Manifest
 
 DONE = "done"
 """First word of rank 0's termination message when the experiment has finished. The result follows as JSON."""
-FINAL_CODES: Mapping[int, EndReason] = {2: "ConfigurationError", 3: "EnvironmentFault"}
+FINAL_CODES: Mapping[int, EndReason] = {2: "ConfigurationError", 3: "EnvironmentFault", 5: "RunDamaged"}
 """Exit codes of workers that would end the same way after every restart."""
 ERROR_PREFIX = "rlsrl: "
 """First characters of the log line in which a worker reports why no restart would help."""

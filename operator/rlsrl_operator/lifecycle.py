@@ -12,7 +12,7 @@ from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, EndReason, GangRea
 from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl_operator import status as statuses
-from rlsrl_operator.gang import AttemptEnd, attempt_of, final_error, judge, parse_time, template_of
+from rlsrl_operator.gang import FINAL_CODES, AttemptEnd, attempt_of, final_error, judge, parse_time, template_of
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, ExperimentContext
 from rlsrl_operator.manifests.kueue import is_gated
 from rlsrl_operator.manifests.types import Manifest
@@ -121,7 +121,8 @@ def for_phase(
 
     At the end the trainers are scaled to 0 first, since they need the others for their last checkpoint. Evaluators
     finish their versions. The coordinator serves the result, or goes last if the experiment is suspended, or
-    ``makes_way`` because it is to be tried again. While an experiment is queued only its trainers exist.
+    ``makes_way`` because it is to be tried again, or made the experiment fail and would fail again for ever. While an
+    experiment is queued only its trainers exist.
     """
     role = manifest["metadata"]["labels"].get(ROLE_LABEL)
     if manifest["kind"] not in ("Deployment", "StatefulSet"):
@@ -131,7 +132,8 @@ def for_phase(
     over = suspended or status.phase in TERMINAL
     if role == COORDINATOR:
         others = any(pod["metadata"]["labels"][ROLE_LABEL] != COORDINATOR and not is_gated(pod) for pod in pods)
-        absent = (suspended or queued or makes_way) and not others
+        ends_last = suspended or queued or makes_way or _is_at_fault(manifest["metadata"]["name"], status)
+        absent = ends_last and not others
     elif role == TRAINER:
         # No rank of this attempt starts before the last pod of an earlier attempt is gone: the two would connect.
         ending = any(attempt_of(pod) not in (0, status.attempt) for pod in _of(TRAINER, pods))
@@ -166,6 +168,14 @@ def _plays_on(status: ExperimentStatus, pods: Sequence[Manifest], now: datetime)
         return False
     late = now > parse_time(status.finished_at) + timedelta(seconds=EVALUATION_SECONDS)
     return not late and any(all(end.get("exitCode") for end in terminations(pod)) for pod in _of(EVALUATOR, pods))
+
+
+def _is_at_fault(workload: str, status: ExperimentStatus) -> bool:
+    """Return whether a pod of the workload made the experiment fail, in a way that no restart helps."""
+    finished = statuses.condition(status, FINISHED)
+    if finished is None or finished.status != "True" or finished.reason not in FINAL_CODES.values():
+        return False
+    return finished.message.startswith(f"{workload}-")
 
 
 def _of(role: str, pods: Sequence[Manifest]) -> list[Manifest]:

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from rlsrl.local.run_record import Rollback, RunRecord, Span
+from rlsrl.local.run_record import RunRecord, Span
+from rlsrl.parameters.resumption import Rollback
 
 NEW = RunRecord(run_uid="u", created_at=1.0, package_version="0.1")
 

@@ -12,6 +12,7 @@ from rlsrl.local.supervisor import (
     Supervisor,
     back_off,
 )
+from rlsrl.runtime.errors import RUN_DAMAGED
 
 
 def decisions(limits: RestartLimits, *exits: tuple[str, int, float]) -> list[Restart | Fail]:
@@ -40,6 +41,11 @@ def test_a_configuration_error_fails_without_using_the_budget() -> None:
 def test_an_environment_fault_fails_without_using_the_budget() -> None:
     (failed,) = decisions(LIMITS, ("actor", 3, 0.0))
     assert failed == Fail(reason="its environments end the run")
+
+
+def test_a_damaged_run_fails_without_a_restart() -> None:
+    (failed,) = decisions(LIMITS, ("trainer", RUN_DAMAGED, 0.0))
+    assert failed == Fail(reason="what the run has stored is damaged")
 
 
 def test_restarts_are_limited_by_the_budget_and_waits_grow() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY
+from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, EndReason
 from rlsrl.api.role_names import TRAINER
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.testing.documents import minimal
@@ -221,6 +221,12 @@ CASES = {
         reason="EnvironmentFault",
         message="a-actor-3: environment rank 7: reward is nan",
     ),
+    "its coordinator finds the run damaged": Case(
+        pods=[*gang(), pod("coordinator", last_state=ended(5, "rlsrl: /data/x/roster.json is not a roster"))],
+        phase="Failed",
+        reason="RunDamaged",
+        message="a-coordinator-0: /data/x/roster.json is not a roster",
+    ),
     "could not run as it was written before": Case(
         pods=[*gang(template="2"), pod("actor", 3, last_state=ended(2, "no such environment"), template="1")],
         generation=2,
@@ -393,6 +399,33 @@ def test_trainers_end_first_then_the_others_and_the_coordinator_stays(
         if each["kind"] in ("Deployment", "StatefulSet")
     }
     assert replicas == expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "replicas"),
+    [
+        ("RunDamaged", "a-coordinator-0: roster.json is not a roster", 0),
+        ("RunDamaged", "a-trainer-0: no stored version is intact", 1),
+        ("ConfigurationError", "a-coordinator-0: no credentials", 0),
+        ("BudgetExhausted", "11 failures; the last: a-coordinator-0", 1),
+    ],
+)
+def test_a_coordinator_that_fails_for_good_is_not_restarted_for_ever(
+    reason: EndReason, message: str, replicas: int
+) -> None:
+    failed = ExperimentStatus(phase="Failed", attempt=1)
+    failed = with_condition(failed, FINISHED, "True", reason, message, generation=1, now=NOW)
+    (coordinator,) = [
+        each
+        for each in render(context())
+        if (each["kind"], each["metadata"]["name"]) == ("StatefulSet", "a-coordinator")
+    ]
+    assert for_phase(coordinator, failed, [pod("coordinator")], NOW)["spec"]["replicas"] == replicas
+    trainers = for_phase(coordinator, failed, [pod("coordinator"), pod()], NOW)
+    assert trainers["spec"]["replicas"] == 1, "the others store their last state first"
+    retried = with_condition(failed, FINISHED, "False", "Retried", message, generation=1, now=NOW)
+    retried = retried.model_copy(update={"phase": "Starting"})
+    assert for_phase(coordinator, retried, [], NOW)["spec"]["replicas"] == 1
 
 
 def test_evaluators_have_a_time_limit() -> None:

@@ -12,7 +12,9 @@ import torch
 
 from rlsrl.data.version import Version
 from rlsrl.parameters.filesystem import FilesystemParameterDB
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.errors import ConfigurationError, RunDamaged
+from rlsrl.runtime.ledger import PageRecord
+from rlsrl.testing.contexts import RecordingSession, make_context
 from rlsrl.testing.parameter_dbs import POLICY, make_parameters, make_state
 from rlsrl.workers.build import trainer
 from rlsrl.workers.gang import SoloGang
@@ -39,14 +41,33 @@ def test_ranks_train_on_devices_of_one_kind() -> None:
 
 def test_a_trainer_does_not_begin_again_if_no_version_is_intact(tmp_path: Path) -> None:
     db = FilesystemParameterDB(tmp_path)
-    assert trainer.state_to_resume(db, POLICY) is None
-    for step in (1, 2):
+    assert trainer.state_to_resume(db, POLICY, has_trained=False, attempt=1) == (None, None)
+    for step in (1, 20):
         db.push(POLICY, make_parameters(Version(1, step)), state=make_state(Version(1, step)))
+    state, rollback = trainer.state_to_resume(db, POLICY, has_trained=True, attempt=2)
+    assert state is not None
+    assert (state.version, rollback) == (Version(1, 20), None)
     older, newest = sorted(tmp_path.glob("*/versions/*.safetensors"))
     newest.write_bytes(newest.read_bytes()[:-1])
-    state = trainer.state_to_resume(db, POLICY)
+    state, rollback = trainer.state_to_resume(db, POLICY, has_trained=True, attempt=2)
     assert state is not None
+    assert rollback is not None
     assert state.version == Version(1, 1)
+    assert (rollback.attempt, rollback.version, rollback.newest, rollback.lost_steps) == (2, "1.1", "1.20", 19)
+    assert newest.name in rollback.reason
     older.write_bytes(b"")
-    with pytest.raises(ConfigurationError, match="no stored version is intact"):
-        trainer.state_to_resume(db, POLICY)
+    with pytest.raises(RunDamaged, match=f"no stored version is intact with its state: .*{newest.name}.*retry --fresh"):
+        trainer.state_to_resume(db, POLICY, has_trained=False, attempt=2)
+    for path in tmp_path.glob("*/*/*.safetensors"):
+        path.unlink()
+    with pytest.raises(RunDamaged, match="no stored version is intact"):
+        trainer.state_to_resume(db, POLICY, has_trained=True, attempt=2)
+
+
+@pytest.mark.parametrize("trained", [0, 7])
+def test_the_ledger_knows_whether_a_trainer_has_trained(tmp_path: Path, trained: int) -> None:
+    session = RecordingSession()
+    context = make_context("trainer", tmp_path, join_session=session)
+    assert not trainer.has_trained(context)
+    session.ledger_copy = PageRecord(role="trainer", index=0).count(trained=trained).encode()
+    assert trainer.has_trained(context) == bool(trained)

@@ -22,7 +22,9 @@ DURABLE: Final = "Durable"
 FINISHED: Final = "Finished"
 
 AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict", "ObjectRefused"]
-EndReason = Literal["Succeeded", "ConfigurationError", "EnvironmentFault", "BudgetExhausted", "UpdatesSkipped"]
+EndReason = Literal[
+    "Succeeded", "ConfigurationError", "EnvironmentFault", "RunDamaged", "BudgetExhausted", "UpdatesSkipped"
+]
 RetryReason = Literal["Retried"]
 GangReason = Literal["Starting", "Complete", "Restarting", "Suspended", "Finished"]
 DurableReason = Literal["Stored", "NotStored"]
@@ -199,6 +201,13 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "An actor's environments gave only rewards or observations that are NaN or infinite, "
             "`environment.maxNonFinite` times in a row. The message names the pod, and the environment by its rank.",
             "Correct the environment. `kubectl rlsrl retry NAME` then continues from the newest version.",
+            "True",
+        ),
+        "RunDamaged": Judgement(
+            "Training cannot resume, since a file that the run has stored is damaged or missing. The message names the "
+            "file. Nothing begins again from step 0 by itself.",
+            "Restore the file, or remove it if the message says so, then `kubectl rlsrl retry NAME`. Or give the "
+            "stored versions up: `kubectl rlsrl retry --fresh NAME` begins from step 0 and keeps the old files.",
             "True",
         ),
         "BudgetExhausted": Judgement(

@@ -22,7 +22,6 @@ from rlsrl.cli.text import columns
 from rlsrl.data.version import Version
 from rlsrl.parameters.encoding import encode_parameters
 from rlsrl.parameters.evaluations import evaluation_of, return_mean_of
-from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.protocols import ParameterDB, ParameterError, Parameters, VersionInfo
 from rlsrl.runtime.durable import write_durably
 from rlsrl.workers.build.run_database import RESOLVED, open_run_database
@@ -65,10 +64,10 @@ def params() -> None:
 def list_versions(run: Path, namespace: str | None, policy: str, as_json: bool) -> None:
     """List the stored versions, oldest first.
 
-    Versions in a folder on this machine are read in full, and damaged ones are marked.
+    All versions are read in full, on the cluster by the coordinator, and damaged ones are marked.
     """
     with _user_errors(), _opened(run, namespace) as db:
-        damage = _damage(db, policy)
+        damage = db.damage(policy)
         infos = {} if damage and not db.versions(policy) else {info.version: info for info in _stored(db, policy)}
     listed = sorted({*infos, *damage})
     if as_json:
@@ -88,7 +87,7 @@ def show(run: Path, namespace: str | None, version: str, policy: str, as_json: b
     """Show one version in full, after a check of its digest."""
     with _user_errors(), _opened(run, namespace) as db:
         info, parameters = _one(db, policy, version)
-        damage = _damage(db, policy).get(info.version)
+        damage = db.damage(policy).get(info.version)
     described = _describe(info) | {
         "has_state": info.has_state and damage is None,
         "damage": damage,
@@ -186,11 +185,6 @@ def _stored(db: ParameterDB, policy: str) -> list[VersionInfo]:
     if not infos:
         db.get(policy)  # raises an error that names the policies in the store
     return infos
-
-
-def _damage(db: ParameterDB, policy: str) -> Mapping[Version, str]:
-    """Return what is wrong with damaged versions. Other stores than folders verify what they hold themselves."""
-    return db.damage(policy) if isinstance(db, FilesystemParameterDB) else {}
 
 
 def _one(db: ParameterDB, policy: str, version: str) -> tuple[VersionInfo, Parameters]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.local.metrics_log import count_damaged_lines, read_rows
-from rlsrl.local.run_folder import FRESH, RunFolder, RunFolderError
-from rlsrl.local.run_record import Rollback
+from rlsrl.local.run_folder import FRESH, RunFolder
+from rlsrl.parameters.resumption import nothing_to_resume, rollback_of
 from rlsrl.runtime.ledger import CHAIN, LedgerError, page_path, read_page, read_pages
-from rlsrl.workers.coordinator_state import check_documents
+from rlsrl.workers.coordinator_state import check_documents, check_leases
 
 
 class NothingToResume(Exception):
@@ -25,23 +25,11 @@ def check_versions(folder: RunFolder) -> list[str]:
     point = folder.database.resume_point(POLICY_NAME)
     rows = read_rows(folder.metrics)
     if point.version is None:
-        found = "".join(f": {reason}" for reason in list(point.unusable.values())[:1])
         if point.unusable or rows:
-            raise NothingToResume(
-                f"{folder.path}: the run has trained, and no stored version is intact with its state{found}; restore "
-                f"the parameters; {FRESH}"
-            )
+            raise NothingToResume(f"{folder.path}: {nothing_to_resume(point)}")
         return []
     lost = []
-    if point.unusable:
-        newest, reason = next(iter(point.unusable.items()))
-        rollback = Rollback(
-            attempt=folder.record.attempt + 1,
-            version=str(point.version),
-            newest=str(newest),
-            reason=reason,
-            lost_steps=point.lost_steps,
-        )
+    if (rollback := rollback_of(point, attempt=folder.record.attempt + 1)) is not None:
         folder.record_rollback(rollback)
         lost.append(str(rollback))
     if damaged := count_damaged_lines(folder.metrics):
@@ -55,21 +43,17 @@ def check_documents_and_pages(folder: RunFolder, config: CoordinatorConfig) -> l
     """Check the coordinator's documents and the ledger's pages. Return what is lost.
 
     Raises:
-        ConfigurationError: a document is damaged.
-        RunFolderError: a lease is missing. Workers would repeat their incarnations, which the ledger refuses.
+        RunDamaged: a document is damaged, or a lease is missing.
         LedgerError: a page is damaged.
         OSError: a document cannot be read.
     """
     leases, copies = check_documents(config)
-    for page in read_pages(folder.ledger):
+    pages = read_pages(folder.ledger)
+    for page in pages:
         path = page_path(folder.ledger, page.role, page.index)
         if not path.exists():
             raise LedgerError(f"{folder.ledger}: a page says that it is the page of {page.role} {page.index}; {FRESH}")
-        if page.incarnation >= 0 and not leases.knows(page.role, page.index):
-            raise RunFolderError(
-                f"{folder.path / 'roster.json'} has no lease of {page.role} {page.index}, whose ledger page exists; "
-                f"restore the file; {FRESH}"
-            )
+    check_leases(leases, pages, folder.path / "roster.json")
     paths = {
         page_path(folder.ledger, role, index)
         for role in CHAIN

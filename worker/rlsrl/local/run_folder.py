@@ -20,8 +20,9 @@ from typing import Any, Self
 
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.local.controller import RecordsLost
-from rlsrl.local.run_record import Rollback, RunRecord
+from rlsrl.local.run_record import RunRecord
 from rlsrl.parameters.database import BlobParameterDB
+from rlsrl.parameters.resumption import Rollback
 from rlsrl.parameters.terminal import terminal_record
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder, write_durably

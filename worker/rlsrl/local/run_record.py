@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from typing_extensions import override
+from rlsrl.parameters.resumption import Rollback
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,29 +26,6 @@ class Span:
     def closed(self, at: float) -> Span:
         """Return the span closed at that time, at least at its start; unchanged if it is closed."""
         return self if self.ended_at is not None else replace(self, ended_at=max(self.started_at, at))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rollback:
-    """A resumption from an older version than the newest, because training could not resume from the newer ones."""
-
-    attempt: int
-    """The attempt that resumed."""
-    version: str
-    """The version from which it resumed."""
-    newest: str
-    """The newest version."""
-    reason: str
-    """What is wrong with that version."""
-    lost_steps: int
-    """Training steps between the two versions."""
-
-    @override
-    def __str__(self) -> str:
-        return (
-            f"attempt {self.attempt} resumed from version {self.version}, since version {self.newest} cannot be used "
-            f"({self.reason}): training steps lost: {self.lost_steps}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

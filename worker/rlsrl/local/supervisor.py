@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from rlsrl.runtime.errors import CONFIGURATION_ERROR, ENVIRONMENT_FAULT
+from rlsrl.runtime.errors import CONFIGURATION_ERROR, ENVIRONMENT_FAULT, RUN_DAMAGED
 
 FIRST_BACK_OFF_SECONDS = 0.5
 """Wait before the second restart in a row. The first is immediate; each further wait is twice as long."""
@@ -117,6 +117,8 @@ class Supervisor:
             return Fail(reason="its configuration is invalid"), self
         if ended.code == ENVIRONMENT_FAULT:
             return Fail(reason="its environments end the run"), self
+        if ended.code == RUN_DAMAGED:
+            return Fail(reason="what the run has stored is damaged"), self
         starts = count_start(self.starts.get((ended.role, ended.number), Starts()), ended)
         if starts.count >= FUTILE_STARTS:
             return Fail(reason=f"it failed in the same way soon after each of {starts.count} starts"), self

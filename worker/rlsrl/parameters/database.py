@@ -176,12 +176,12 @@ class BlobParameterDB(ParameterDB):
 
         return self._read(policy, read)
 
+    @override
     def resume_point(self, policy: str) -> ResumePoint:
-        """Return where training resumes, and why it cannot resume from newer versions."""
         return self._read(policy, Contents.resume_point)
 
+    @override
     def damage(self, policy: str) -> dict[Version, str]:
-        """Return why versions, or their states, fail verification. Reads the content of the whole policy."""
         return self._read(policy, Contents.damage)
 
     @override

@@ -211,6 +211,12 @@ class ParameterDB(Protocol):
         ``latest`` means the newest intact state whose version is intact, too.
         """
 
+    def resume_point(self, policy: str) -> ResumePoint:
+        """Return where training resumes, and why it cannot resume from newer versions. A policy may be missing."""
+
+    def damage(self, policy: str) -> Mapping[Version, str]:
+        """Return why stored versions, or their states, fail verification. Reads everything that the policy stores."""
+
     def tag(self, policy: str, ref: Ref, *tags: str) -> None:
         """Tag a version. Tagged versions are never pruned. A tag that exists moves to this version."""
 

@@ -10,6 +10,8 @@ CONFIGURATION_ERROR = 2
 """Exit code of a worker whose configuration is invalid: a restart would end the same way."""
 ENVIRONMENT_FAULT = 3
 """Exit code of a worker whose environments end the run: a restart would end the same way."""
+RUN_DAMAGED = 5
+"""Exit code of a worker that finds what its run has stored damaged or missing: a restart would end the same way."""
 _HEAD_BYTES, _TAIL_BYTES = 700, 250
 """Of a long text. A kubelet keeps the last 2 KB of a worker's log, and a condition's message has 1024 characters."""
 
@@ -19,6 +21,10 @@ MAX_DAMAGE_CHARACTERS = 160
 
 class ConfigurationError(ValueError):
     """The experiment cannot run as written. The text says where, what is wrong and what to do."""
+
+
+class RunDamaged(ConfigurationError):
+    """The run cannot continue with what it has stored. The text says which file, what is wrong and what to do."""
 
 
 class EnvironmentFault(RuntimeError):

@@ -22,6 +22,7 @@ from rlsrl.parameters.protocols import (
     NonFinite,
     ParameterDB,
     Parameters,
+    ResumePoint,
     StaleAttempt,
     TrainerState,
     VersionExists,
@@ -473,6 +474,37 @@ class ParameterDBConformance:
         assert resumed() == Version(1, 1)
         store.corrupt(POLICY, Version(1, 1), "state")
         assert resumed() is None
+
+    def test_the_resume_point_says_why_newer_versions_cannot_be_used(
+        self, store: StoreUnderTest, db: ParameterDB
+    ) -> None:
+        assert db.resume_point(POLICY) == ResumePoint(version=None, unusable={})
+        for step in (1, 2, 3):
+            db.push(POLICY, make_parameters(Version(1, step)), state=make_state(Version(1, step)))
+        assert db.resume_point(POLICY) == ResumePoint(version=Version(1, 3), unusable={})
+        push_steps(db, 4)
+        store.corrupt(POLICY, Version(1, 3), "state")
+        point = store.open().resume_point(POLICY)
+        assert (point.version, point.lost_steps) == (Version(1, 2), 2)
+        assert [*point.unusable] == [Version(1, 4), Version(1, 3)]
+        assert "missing" in point.unusable[Version(1, 4)]
+        assert "000003" in point.unusable[Version(1, 3)]
+        store.corrupt(POLICY, Version(1, 2), "parameters")
+        store.corrupt(POLICY, Version(1, 1), "state")
+        point = store.open().resume_point(POLICY)
+        assert point.version is None
+        assert [version.step for version in point.unusable] == [4, 3, 2, 1]
+
+    def test_damage_names_the_versions_that_fail_verification(self, store: StoreUnderTest, db: ParameterDB) -> None:
+        assert db.damage(POLICY) == {}
+        for step in (1, 2, 3):
+            db.push(POLICY, make_parameters(Version(1, step)), state=make_state(Version(1, step)))
+        assert db.damage(POLICY) == {}
+        store.corrupt(POLICY, Version(1, 1), "state")
+        store.corrupt(POLICY, Version(1, 3), "parameters")
+        damage = store.open().damage(POLICY)
+        assert [*damage] == [Version(1, 1), Version(1, 3)]
+        assert ("000001" in damage[Version(1, 1)], "000003" in damage[Version(1, 3)]) == (True, True)
 
     def test_latest_skips_corrupt_versions_and_a_named_one_raises(self, store: StoreUnderTest, db: ParameterDB) -> None:
         push_steps(db, 1, 2, 3)

@@ -1,8 +1,8 @@
 """The entry point of every worker process: ``python -m rlsrl.workers --role ROLE --config FILE``.
 
 Joins the experiment, configures the role's worker and runs it. Exit codes: 0 the work is complete, or the coordinator
-or SIGTERM ended the worker; 2 the experiment cannot run as written, or 3 its environments end it, so a restart does
-not help; 1 any other error.
+or SIGTERM ended the worker; 2 the experiment cannot run as written, 3 its environments end it, or 5 what it has stored
+is damaged, so a restart does not help; 1 any other error.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
 from rlsrl.runtime.errors import (
     CONFIGURATION_ERROR,
     ENVIRONMENT_FAULT,
+    RUN_DAMAGED,
     ConfigurationError,
     EnvironmentFault,
+    RunDamaged,
     shortened,
 )
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
@@ -71,6 +73,9 @@ def main() -> int:
             _coordinate(config)
         else:
             _Process(arguments, config).run()
+    except RunDamaged as error:
+        sys.stderr.write(f"rlsrl: {shortened(str(error))}\n")
+        return RUN_DAMAGED
     except (ConfigurationError, TokenMissing) as error:
         sys.stderr.write(f"rlsrl: {shortened(str(error))}\n")
         return CONFIGURATION_ERROR

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 import structlog
 
 from rlsrl.api.resolved import CoordinatorConfig
-from rlsrl.runtime.errors import ConfigurationError, damage
+from rlsrl.parameters.resumption import FRESH
+from rlsrl.runtime.errors import RunDamaged, damage
 from rlsrl.runtime.identity import own_process
-from rlsrl.runtime.ledger import LedgerError
+from rlsrl.runtime.ledger import LedgerError, PageRecord
 from rlsrl.workers.documents import COORDINATORS, LEDGER_COPIES, ROSTER, StoredDocument, open_document
 from rlsrl.workers.leadership import FencedDocument, Leadership, Superseded
 from rlsrl.workers.leases import Leases
@@ -99,7 +100,7 @@ def take_over(config: CoordinatorConfig, *, now: float, log: structlog.stdlib.Bo
     ``now`` is the time on the coordinator's monotonic clock.
 
     Raises:
-        ConfigurationError: the content of a document is invalid.
+        RunDamaged: the content of a document is invalid, or a lease is missing.
         Superseded: a later coordinator has taken over from this one's pod already.
         OSError: a document cannot be read.
     """
@@ -110,10 +111,13 @@ def take_over(config: CoordinatorConfig, *, now: float, log: structlog.stdlib.Bo
         log.warning("record_not_written", error=repr(error))  # Every later write tries again.
     leases_document = FencedDocument(open_document(config, ROSTER), leadership)
     copies_document = FencedDocument(open_document(config, LEDGER_COPIES), leadership)
+    leases = read_leases(config, leases_document, now=now)
+    copies = read_ledger_copies(config.num_workers, copies_document)
+    check_leases(leases, copies.pages, leases_document)
     return CoordinatorState(
-        leases=read_leases(config, leases_document, now=now),
+        leases=leases,
         leases_document=leases_document,
-        copies=read_ledger_copies(config.num_workers, copies_document),
+        copies=copies,
         copies_document=copies_document,
         log=log,
     )
@@ -123,7 +127,7 @@ def check_documents(config: CoordinatorConfig) -> tuple[Leases, LedgerCopies]:
     """Read the documents that an earlier coordinator left, without leading. Return its leases and ledger copies.
 
     Raises:
-        ConfigurationError: the content of a document is invalid.
+        RunDamaged: the content of a document is invalid.
         OSError: a document cannot be read.
     """
     Leadership(open_document(config, COORDINATORS), own_process()).names()
@@ -131,11 +135,31 @@ def check_documents(config: CoordinatorConfig) -> tuple[Leases, LedgerCopies]:
     return leases, read_ledger_copies(config.num_workers, open_document(config, LEDGER_COPIES))
 
 
+def check_leases(leases: Leases, pages: Iterable[PageRecord], document: object) -> None:
+    """Check that each worker with a ledger page has a lease. Without it a new worker would repeat its incarnation,
+    which the ledger refuses.
+
+    Args:
+        leases: the leases in the document.
+        pages: ledger pages, or copies of them.
+        document: the document of the leases, for the error.
+
+    Raises:
+        RunDamaged: a lease is missing.
+    """
+    for page in pages:
+        if page.incarnation >= 0 and not leases.knows(page.role, page.index):
+            raise RunDamaged(
+                f"{document} has no lease of {page.role} {page.index}, whose ledger page exists; restore it, or give "
+                f"the run up: {FRESH}"
+            )
+
+
 def read_leases(config: CoordinatorConfig, document: StoredDocument, *, now: float) -> Leases:
     """Return the leases that an earlier coordinator of this run left; none if there is no document.
 
     Raises:
-        ConfigurationError: the content of the document is invalid.
+        RunDamaged: the content of the document is invalid.
         OSError: the document cannot be read.
     """
     capacity = config.num_workers
@@ -145,9 +169,8 @@ def read_leases(config: CoordinatorConfig, document: StoredDocument, *, now: flo
     except FileNotFoundError:
         return Leases(lease_seconds=config.lease_seconds, capacity=capacity)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"{document} is not a roster ({damage(error)}); restore it, or start a new run (`rlsrl run --fresh`; on "
-            "Kubernetes a new experiment)"
+        raise RunDamaged(
+            f"{document} is not a roster ({damage(error)}); restore it, or give the run up: {FRESH}"
         ) from error
 
 
@@ -155,7 +178,7 @@ def read_ledger_copies(capacity: Mapping[str, int], document: StoredDocument) ->
     """Return the copies of ledger pages that an earlier coordinator of this run left; none if there is no document.
 
     Raises:
-        ConfigurationError: the content of the document is invalid.
+        RunDamaged: the content of the document is invalid.
         OSError: the document cannot be read.
     """
     copies = LedgerCopies(capacity)
@@ -164,7 +187,7 @@ def read_ledger_copies(capacity: Mapping[str, int], document: StoredDocument) ->
     except FileNotFoundError:
         return copies
     except (AttributeError, KeyError, TypeError, ValueError, LedgerError) as error:
-        raise ConfigurationError(
+        raise RunDamaged(
             f"{document} does not hold ledger pages ({damage(error)}); remove it: the run needs these copies only for "
             "workers whose own page is lost"
         ) from error

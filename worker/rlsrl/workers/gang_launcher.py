@@ -25,7 +25,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsrl.runtime.errors import CONFIGURATION_ERROR
+from rlsrl.runtime.errors import CONFIGURATION_ERROR, RUN_DAMAGED
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, leave
 from rlsrl.workers.gang_health import serve_health
 
@@ -159,8 +159,9 @@ def _launch(rendezvous: RendezvousParameters, num_ranks: int, rank_arguments: li
         return 0
     handler.shutdown()
     codes = {failure.exitcode for failure in result.failures.values()}
-    if CONFIGURATION_ERROR in codes:
-        return CONFIGURATION_ERROR
+    for code in (CONFIGURATION_ERROR, RUN_DAMAGED):
+        if code in codes:
+            return code
     return 1 if result.is_failed() else 0
 
 

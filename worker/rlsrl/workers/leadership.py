@@ -11,7 +11,7 @@ import json
 
 from typing_extensions import override
 
-from rlsrl.runtime.errors import ConfigurationError, damage
+from rlsrl.runtime.errors import RunDamaged, damage
 from rlsrl.workers.documents import StoredDocument
 
 MAX_NAMES = 64
@@ -36,7 +36,7 @@ class Leadership:
 
         Raises:
             Superseded: another coordinator has followed this one already.
-            ConfigurationError: the document is not a list of names.
+            RunDamaged: the document is not a list of names.
             OSError: the document cannot be read or written.
         """
         names = self.names()
@@ -51,7 +51,7 @@ class Leadership:
 
         Raises:
             Superseded: another coordinator leads.
-            ConfigurationError: the document is not a list of names.
+            RunDamaged: the document is not a list of names.
             OSError: the document cannot be read or written.
         """
         names = self.names()
@@ -64,7 +64,7 @@ class Leadership:
         """Return the list of coordinators, the newest last.
 
         Raises:
-            ConfigurationError: the document is not a list of names.
+            RunDamaged: the document is not a list of names.
             OSError: the document cannot be read.
         """
         try:
@@ -74,7 +74,7 @@ class Leadership:
         except FileNotFoundError:
             return []
         except (TypeError, ValueError) as error:
-            raise ConfigurationError(
+            raise RunDamaged(
                 f"{self._document} is not a list of coordinators ({damage(error)}); remove it: the next coordinator "
                 "begins a new list"
             ) from error

@@ -35,6 +35,11 @@ class LedgerCopies:
         page = self._pages.get((role, index))
         return page if page is not None and page.lives else None
 
+    @property
+    def pages(self) -> list[PageRecord]:
+        """The pages of all indices whose workers have sent one."""
+        return [page for page in self._pages.values() if page.lives]
+
     def ledger(self, present: Iterable[str]) -> dict[str, Any]:
         """Return ``Balance.to_checked_json`` of the run. ``present`` are the roles with present workers."""
         return balance(self._pages.values(), ended=not {*CHAIN}.intersection(present), copies=True).to_checked_json()

@@ -23,11 +23,13 @@ from rlsrl.parameters.encoding import (
     encode_state,
 )
 from rlsrl.parameters.names import LATEST, check_policy
-from rlsrl.parameters.protocols import ParameterDB, Parameters, Ref, TrainerState, VersionInfo
+from rlsrl.parameters.protocols import ParameterDB, Parameters, Ref, ResumePoint, TrainerState, VersionInfo
 from rlsrl.parameters.service.failures import ServiceUnavailable, TransferRefused, error_of
 from rlsrl.parameters.service.messages import (
     info_from_proto,
     newer_than_to_proto,
+    resume_point_from_proto,
+    unusable_from_proto,
     version_from_proto,
     version_to_proto,
 )
@@ -42,6 +44,8 @@ from rlsrl.runtime.coordination import describe
 
 CALL_SECONDS = 60.0
 """Default deadline of one call, including all its attempts."""
+CHECK_SECONDS = 600.0
+"""Deadline of ``damage``, for which the service reads a whole store."""
 
 T = TypeVar("T")
 
@@ -130,6 +134,21 @@ class ServiceParameterDB(ParameterDB):
         return None if data is None else decode_state(data, f"state of {policy} {ref} from {self._address}")
 
     @override
+    def resume_point(self, policy: str) -> ResumePoint:
+        request = pb.ResumePointRequest(policy=policy)
+        reply = self._call(lambda channel, options: ParametersStub(channel).ResumePoint(request, **options))
+        return resume_point_from_proto(reply)
+
+    @override
+    def damage(self, policy: str) -> Mapping[Version, str]:
+        request = pb.DamageRequest(policy=policy)
+        reply = self._call(
+            lambda channel, options: ParametersStub(channel).Damage(request, **options),
+            seconds=max(self._call_seconds, CHECK_SECONDS),
+        )
+        return unusable_from_proto(reply.versions)
+
+    @override
     def tag(self, policy: str, ref: Ref, *tags: str) -> None:
         request = pb.TagRequest(policy=policy, ref=str(ref), tags=tags)
         self._call(lambda channel, options: ParametersStub(channel).Tag(request, **options))
@@ -191,12 +210,12 @@ class ServiceParameterDB(ParameterDB):
                 self._channels.discard(channel)
             channel.close()
 
-    def _call(self, call: Callable[[grpc.Channel, dict[str, Any]], T]) -> T:
-        """Repeat a call until the service answers or the deadline passes.
+    def _call(self, call: Callable[[grpc.Channel, dict[str, Any]], T], *, seconds: float | None = None) -> T:
+        """Repeat a call until the service answers or the deadline passes, ``seconds`` from now.
 
         Woken by the answer, by ``close``, or by the deadline.
         """
-        deadline = time.monotonic() + self._call_seconds
+        deadline = time.monotonic() + (self._call_seconds if seconds is None else seconds)
         back_off = BackOff()
         while True:
             options = {"timeout": max(deadline - time.monotonic(), 0.0), "metadata": self._metadata}

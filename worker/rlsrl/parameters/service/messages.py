@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import Version
-from rlsrl.parameters.protocols import Corrupt, Parameters, VersionInfo
+from rlsrl.parameters.protocols import Corrupt, Parameters, ResumePoint, VersionInfo
 from rlsrl.parameters.service.transfers import Transfer, cut
 from rlsrl.rpc.codec import MessageLayout
 from rlsrl.rpc.v1 import parameters_pb2 as pb
@@ -66,6 +66,30 @@ def info_from_proto(message: pb.VersionInfo, policy: str) -> VersionInfo:
         has_state=message.has_state,
         metadata=json.loads(message.metadata),
     )
+
+
+def unusable_to_proto(unusable: Mapping[Version, str]) -> list[pb.UnusableVersion]:
+    """Return versions with what is wrong with each, as messages in the same order."""
+    return [
+        pb.UnusableVersion(version=version_to_proto(version), reason=reason) for version, reason in unusable.items()
+    ]
+
+
+def unusable_from_proto(messages: Iterable[pb.UnusableVersion]) -> dict[Version, str]:
+    """Return the versions that ``unusable_to_proto`` wrote."""
+    return {version_from_proto(message.version): message.reason for message in messages}
+
+
+def resume_point_to_proto(point: ResumePoint) -> pb.ResumePointReply:
+    """Return the point as a message."""
+    version = None if point.version is None else version_to_proto(point.version)
+    return pb.ResumePointReply(version=version, unusable=unusable_to_proto(point.unusable))
+
+
+def resume_point_from_proto(message: pb.ResumePointReply) -> ResumePoint:
+    """Return the point that ``resume_point_to_proto`` wrote."""
+    version = version_from_proto(message.version) if message.HasField("version") else None
+    return ResumePoint(version=version, unusable=unusable_from_proto(message.unusable))
 
 
 def live_description_messages(policy: str, description: Mapping[str, Any]) -> list[bytes]:

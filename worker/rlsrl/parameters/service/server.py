@@ -29,6 +29,8 @@ from rlsrl.parameters.service.live_server import LiveWeights
 from rlsrl.parameters.service.messages import (
     info_to_proto,
     newer_than_from_proto,
+    resume_point_to_proto,
+    unusable_to_proto,
     version_from_proto,
     version_to_proto,
 )
@@ -122,6 +124,17 @@ class ParameterService(ParametersServicer):
         """Remove old versions and answer with them."""
         removed = await self._write(context, lambda: self._db.prune(request.policy, keep_last=request.keep_last))
         return pb.PruneReply(versions=map(version_to_proto, removed))
+
+    @override
+    async def ResumePoint(self, request: pb.ResumePointRequest, context: Context) -> pb.ResumePointReply:
+        """Answer with the version that training resumes from, and the newer ones."""
+        return resume_point_to_proto(await self._read(context, lambda: self._db.resume_point(request.policy)))
+
+    @override
+    async def Damage(self, request: pb.DamageRequest, context: Context) -> pb.DamageReply:
+        """Answer with the versions that fail verification."""
+        damage = await self._read(context, lambda: self._db.damage(request.policy))
+        return pb.DamageReply(versions=unusable_to_proto(damage))
 
     async def _upload(self, requests: AsyncIterator[bytes], context: Context) -> pb.Stored:  # noqa: ARG002
         transfer = await self._guard(context, self._receive(context))

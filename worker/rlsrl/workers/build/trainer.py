@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,11 +19,12 @@ from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import environment_spec
 from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
+from rlsrl.parameters.resumption import Rollback, nothing_to_resume, rollback_of
 from rlsrl.policies.export import check_export
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.errors import ConfigurationError, RunDamaged
 from rlsrl.runtime.frequency import FrequencyControl
-from rlsrl.runtime.ledger import TrainerLedger
+from rlsrl.runtime.ledger import PageRecord, TrainerLedger
 from rlsrl.streams.protocols import SampleConsumer
 from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, environment_source, torch_policy
 from rlsrl.workers.build.compile_child import request_for
@@ -80,7 +81,8 @@ def build_trainer(
     Waits for the other ranks of its gang.
 
     Raises:
-        ConfigurationError: the environment or the user's network cannot be made, or no stored version is intact.
+        ConfigurationError: the environment or the user's network cannot be made.
+        RunDamaged: the run has trained, and no stored version is intact.
         ExportMismatch: the exported actor does not compute what the network does.
     """
     env_spec = environment_spec(environment_source(config.environment))
@@ -90,7 +92,7 @@ def build_trainer(
     context.log.info("training_on", device=str(device))
     # An edit of a moment ago may have reached only some ranks: all take rank 0's settings.
     config = with_settings(config, gang.agree({"settings": settings_of(config)})[0]["settings"])
-    state = _agreed_state(config, db, gang)
+    state = _agreed_state(config, context, db, gang)
     initial = _initial_parameters(config, context, db, policy, state)
     learner = build_learner(config, env_spec, policy, initial, gang.reduce, device)
     if state is not None:
@@ -235,25 +237,41 @@ def gang_of(config: TrainerConfig, device: torch.device, *, join_ranks: Callable
     return gang
 
 
-def state_to_resume(db: ParameterDB, policy_name: str) -> TrainerState | None:
-    """Return the newest intact state; None for a new run.
+def state_to_resume(
+    db: ParameterDB, policy_name: str, *, has_trained: bool, attempt: int
+) -> tuple[TrainerState | None, Rollback | None]:
+    """Return the newest intact state and what resuming from it loses; None and None for a new run.
+
+    ``has_trained``: whether an earlier attempt of this run has trained.
 
     Raises:
-        ConfigurationError: versions are stored, and training can resume from none. A new run would hide the loss.
+        RunDamaged: the run has trained, and can resume from no stored version. A new run would hide the loss.
     """
-    if policy_name not in db.policies():
-        return None
-    if (state := db.load_state(policy_name)) is None:
-        raise ConfigurationError(
-            f"policy {policy_name!r}: no stored version is intact with its trainer state, so training cannot resume; "
-            "restore the parameters, or start a new run (`rlsrl run --fresh`; on Kubernetes a new experiment)"
-        )
-    return state
+    point = db.resume_point(policy_name)
+    if point.version is not None:
+        return db.load_state(policy_name, point.version), rollback_of(point, attempt=attempt)
+    if point.unusable or has_trained:
+        raise RunDamaged(nothing_to_resume(point))
+    return None, None
 
 
-def _agreed_state(config: TrainerConfig, db: ParameterDB, gang: Gang) -> TrainerState | None:
+def has_trained(context: WorkerContext) -> bool:
+    """Return whether the coordinator knows of transitions that an earlier trainer at this index has trained."""
+    if not (payload := context.join_session.ledger_copy):
+        return False
+    page = PageRecord.decode(payload, role=context.role, index=context.index)
+    return page.counters["trained"] > 0
+
+
+def _agreed_state(config: TrainerConfig, context: WorkerContext, db: ParameterDB, gang: Gang) -> TrainerState | None:
     """Return the state that rank 0 resumes from, the same on every rank; None for a new run."""
-    found = state_to_resume(db, config.policy_name) if gang.rank == 0 else None
+    found: TrainerState | None = None
+    if gang.rank == 0:
+        found, rollback = state_to_resume(
+            db, config.policy_name, has_trained=has_trained(context), attempt=context.attempt
+        )
+        if rollback is not None:
+            context.log.warning("rolled_back", **asdict(rollback))
     version = gang.agree({"resume": None if found is None else str(found.version)})[0]["resume"]
     if gang.rank == 0 or version is None:
         return found

@@ -1,0 +1,60 @@
+"""What a run resumes from: the versions that it loses, or why it must not begin again. ``rlsrl run`` and trainers share
+it. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from rlsrl.parameters.protocols import ResumePoint
+
+FRESH = "`rlsrl run --fresh`, or `kubectl rlsrl retry --fresh NAME`, begins a new run and keeps the old files"
+"""The last cure of a run that cannot resume."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollback:
+    """A resumption from an older version than the newest, because training could not resume from the newer ones."""
+
+    attempt: int
+    """The attempt that resumed."""
+    version: str
+    """The version from which it resumed."""
+    newest: str
+    """The newest version."""
+    reason: str
+    """What is wrong with that version."""
+    lost_steps: int
+    """Training steps between the two versions."""
+
+    @override
+    def __str__(self) -> str:
+        return (
+            f"attempt {self.attempt} resumed from version {self.version}, since version {self.newest} cannot be used "
+            f"({self.reason}): training steps lost: {self.lost_steps}"
+        )
+
+
+def rollback_of(point: ResumePoint, *, attempt: int) -> Rollback | None:
+    """Return what the attempt that resumes at ``point`` loses; None if it loses nothing or there is no such version."""
+    if point.version is None or not point.unusable:
+        return None
+    newest, reason = next(iter(point.unusable.items()))
+    return Rollback(
+        attempt=attempt,
+        version=str(point.version),
+        newest=str(newest),
+        reason=reason,
+        lost_steps=point.lost_steps,
+    )
+
+
+def nothing_to_resume(point: ResumePoint) -> str:
+    """Return why a run that has trained cannot resume, since no stored version can be used."""
+    found = "".join(f": {reason}" for reason in list(point.unusable.values())[:1])
+    return (
+        f"the run has trained, and no stored version is intact with its state{found}; restore the parameters, or give "
+        f"them up: {FRESH}"
+    )
