@@ -106,6 +106,21 @@ def test_a_failed_experiment_is_tried_again(where: Namespace, cartpole: Object) 
     assert experiment.status["freshAttempt"] == 3
 
 
+def test_the_volume_of_a_deleted_experiment_is_listed(where: Namespace, cartpole: Object) -> None:
+    where.apply(cartpole)
+    name = cartpole["metadata"]["name"]
+    until(lambda: where.get("persistentvolumeclaim", f"{name}-data"), "the claim exists")
+
+    def listed() -> str:
+        words = ["kubectl", "rlsrl", "volumes", "--namespace", where.name]
+        return subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True).stdout
+
+    assert f"{name}-data" not in listed()
+    where.delete("rlexperiment", name, wait=True)
+    assert f"{name}-data" in listed()
+    assert f"kubectl delete pvc CLAIM --namespace {where.name}" in listed()
+
+
 def test_an_unknown_experiment_is_reported_with_the_nearest_name(where: Namespace, cartpole: Object) -> None:
     where.apply(cartpole)
     misspelt = ClusterExperiment(where, "cartpol")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from rlsrl.api.pods import EXPERIMENT_LABEL
 from rlsrl.api.reasons import ENDS
 from rlsrl.api.retry import FRESH_ANNOTATION, RETRY_ANNOTATION
 from rlsrl.cli import main
@@ -155,6 +158,45 @@ def test_status_says_that_an_experiment_is_tried_again(cluster: KubectlStandIn) 
     assert "retried     attempt 4 continues attempt 3" in output
     assert "result" not in output
     assert called("why", "cartpole").exit_code == 0
+
+
+def claim(name: str, **labels: str) -> dict[str, Any]:
+    return {
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "labels": labels, "creationTimestamp": "2026-01-01T12:00:00Z"},
+        "spec": {"resources": {"requests": {"storage": "10Gi"}}},
+    }
+
+
+def test_volumes_lists_the_claims_that_no_experiment_uses(cluster: KubectlStandIn) -> None:
+    moved = {**OTHER, "spec": {"parameters": {"store": {"objectStore": {"url": "s3://weights"}}}}}
+    left = claim("walker-data", **{EXPERIMENT_LABEL: "walker"})
+    left["status"] = {"capacity": {"storage": "12Gi"}}
+    cluster.show(
+        RUNNING,
+        moved,
+        claim("cartpole-data", **{EXPERIMENT_LABEL: "cartpole"}),
+        claim("somebody-elses"),
+        left,
+        claim("pong-data", **{EXPERIMENT_LABEL: "pong"}),
+    )
+    result = called("volumes", "-n", "research")
+    assert result.exit_code == 0, result.output
+    header, *rows, how = result.output.splitlines()
+    assert header.split() == ["CLAIM", "SIZE", "AGE", "EXPERIMENT"]
+    parts = [row.split() for row in rows]
+    assert [(name, size, of) for name, size, _, of in parts] == [
+        ("pong-data", "10Gi", "pong"),
+        ("walker-data", "12Gi", "walker"),
+    ]
+    assert all(re.fullmatch(r"\d+d(\d+h)?", age) for _, _, age, _ in parts)
+    assert how.endswith("kubectl delete pvc CLAIM --namespace research")
+
+
+def test_without_unused_claims_volumes_says_so(cluster: KubectlStandIn) -> None:
+    cluster.show(RUNNING, claim("cartpole-data", **{EXPERIMENT_LABEL: "cartpole"}))
+    result = called("volumes")
+    assert (result.exit_code, result.output) == (0, "an experiment uses each volume claim here, or there is none\n")
 
 
 def test_why_exits_with_0_without_problems(cluster: KubectlStandIn) -> None:

@@ -28,6 +28,7 @@ COMMANDS = {
     "top": _Entry("rlsrl.cli.top:top", "Show the workers of a run live: load, waits, throughput."),
     "why": _Entry("rlsrl.cli.why:why", "Explain why an experiment on the cluster does not train."),
     "retry": _Entry("rlsrl.cli.retry:retry", "Try a failed experiment on the cluster again."),
+    "volumes": _Entry("rlsrl.cli.volumes:volumes", "List volumes on the cluster that no experiment uses."),
     "logs": _Entry("rlsrl.cli.logs:logs", "Print the logs of an experiment's pods on the cluster."),
     "validate": _Entry("rlsrl.cli.spec:validate", "Check experiment files and list every error."),
     "size": _Entry("rlsrl.cli.size:size", "Estimate the speed of an experiment and its bottleneck."),

@@ -86,9 +86,15 @@ class Kubectl:
         Raises:
             UserError: see ``ask``.
         """
-        labels = ",".join(f"{name}={value}" for name, value in selector.items())
-        answer = self.ask("get", kinds, "--selector", labels, "--output", "json")
-        items: list[Object] = json.loads(answer)["items"]
+        return self.items(kinds, "--selector", ",".join(f"{name}={value}" for name, value in selector.items()))
+
+    def items(self, kinds: str, *options: str) -> list[Object]:
+        """Return the objects of those kinds that the options of `kubectl get` select.
+
+        Raises:
+            UserError: see ``ask``.
+        """
+        items: list[Object] = json.loads(self.ask("get", kinds, *options, "--output", "json"))["items"]
         return items
 
     def warnings(self) -> list[Object]:
@@ -97,9 +103,7 @@ class Kubectl:
         Raises:
             UserError: see ``ask``.
         """
-        answer = self.ask("get", "events", "--field-selector", "type=Warning", "--output", "json")
-        events: list[Object] = json.loads(answer)["items"]
-        return sorted(events, key=last_seen)
+        return sorted(self.items("events", "--field-selector", "type=Warning"), key=last_seen)
 
 
 def _local_run(name: str) -> str:

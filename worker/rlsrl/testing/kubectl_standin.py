@@ -34,7 +34,8 @@ def of(kinds):
     return [each for each in objects if each["kind"].lower() in kinds]
 def has(each, labels):
     own = each["metadata"].get("labels", {{}})
-    return all(own.get(name) == value for name, value in (label.split("=") for label in labels.split(",")))
+    wanted = [label.partition("=") for label in labels.split(",")]
+    return all(own.get(name) == value if equals else name in own for name, equals, value in wanted)
 def get():
     selector, field, output = option("--selector"), option("--field-selector"), option("--output")
     found = of(words[1])
