@@ -15,7 +15,7 @@ from rlsrl.api.reasons import (
     AcceptedReason,
     ConditionType,
     DurableReason,
-    EndReason,
+    FinishedReason,
     GangReason,
     ReadyReason,
     explain,
@@ -58,7 +58,7 @@ def test_every_condition_has_a_section() -> None:
 
 @pytest.mark.parametrize(
     ("condition_type", "reasons"),
-    list(zip(ASPECTS, (AcceptedReason, ReadyReason, GangReason, DurableReason, EndReason), strict=True)),
+    list(zip(ASPECTS, (AcceptedReason, ReadyReason, GangReason, DurableReason, FinishedReason), strict=True)),
 )
 def test_every_reason_of_a_condition_is_explained(condition_type: ConditionType, reasons: object) -> None:
     table = first_table(section(condition_type))

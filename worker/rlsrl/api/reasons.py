@@ -25,13 +25,13 @@ AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict
 EndReason = Literal[
     "Succeeded", "ConfigurationError", "EnvironmentFault", "RunDamaged", "BudgetExhausted", "UpdatesSkipped"
 ]
-RetryReason = Literal["Retried"]
+FinishedReason = Literal[EndReason, "Retried"]
 GangReason = Literal["Starting", "Complete", "Restarting", "Suspended", "Finished"]
 DurableReason = Literal["Stored", "NotStored"]
 ReadyReason = Literal[
     "Ready", "Starting", "FailedCreate", "Waiting", "Unschedulable", "Queued", "Suspended", "Finished"
 ]
-Reason = AcceptedReason | DurableReason | EndReason | GangReason | ReadyReason | RetryReason
+Reason = AcceptedReason | DurableReason | FinishedReason | GangReason | ReadyReason
 """Reasons that the operator gives."""
 PodReason = NewType("PodReason", str)
 """Kubernetes' reason of a pod's state, reported under ``Ready``, for example ``ImagePullBackOff``."""
