@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from rlsrl.rpc.v1 import coordinator_pb2 as rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1drlsrl/rpc/v1/parameters.proto\x12\x0crlsrl.rpc.v1\x1a\x1erlsrl/rpc/v1/coordinator.proto\"\x08\n\x06Stored\"!\n\x0fVersionsRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"\xa4\x01\n\x0bVersionInfo\x12&\n\x07version\x18\x01 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version\x12\x0c\n\x04tags\x18\x02 \x03(\t\x12\x12\n\ncreated_at\x18\x03 \x01(\x01\x12\x16\n\x0enum_parameters\x18\x04 \x01(\x03\x12\x0e\n\x06nbytes\x18\x05 \x01(\x03\x12\x11\n\thas_state\x18\x06 \x01(\x08\x12\x10\n\x08metadata\x18\x07 \x01(\t\"\x11\n\x0fPoliciesRequest\"!\n\rPoliciesReply\x12\x10\n\x08policies\x18\x01 \x03(\t\"7\n\nTagRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0b\n\x03ref\x18\x02 \x01(\t\x12\x0c\n\x04tags\x18\x03 \x03(\t\"[\n\x0f\x41nnotateRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12&\n\x07version\x18\x02 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version\x12\x10\n\x08metadata\x18\x03 \x01(\t\"1\n\x0cPruneRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x11\n\tkeep_last\x18\x02 \x01(\x03\"5\n\nPruneReply\x12\'\n\x08versions\x18\x01 \x03(\x0b\x32\x15.rlsrl.rpc.v1.Version\"t\n\x06Upload\x12\x0e\n\x06nbytes\x18\x01 \x01(\x03\x12&\n\x07\x63ontent\x18\x02 \x01(\x0e\x32\x15.rlsrl.rpc.v1.Content\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x0c\n\x04tags\x18\x04 \x03(\t\x12\x14\n\x0cstate_nbytes\x18\x05 \x01(\x03\"\x81\x01\n\x0f\x44ownloadRequest\x12&\n\x07\x63ontent\x18\x01 \x01(\x0e\x32\x15.rlsrl.rpc.v1.Content\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0b\n\x03ref\x18\x03 \x01(\t\x12)\n\nnewer_than\x18\x04 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version\"*\n\x08\x44ownload\x12\x13\n\x06nbytes\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_nbytes\"\x82\x01\n\x04Live\x12\x0e\n\x06nbytes\x18\x01 \x01(\x03\x12\x34\n\x0b\x64\x65scription\x18\x02 \x01(\x0b\x32\x1d.rlsrl.rpc.v1.LiveDescriptionH\x00\x12,\n\x07version\x18\x03 \x01(\x0b\x32\x19.rlsrl.rpc.v1.LiveVersionH\x00\x42\x06\n\x04kind\"!\n\x0fLiveDescription\x12\x0e\n\x06policy\x18\x01 \x01(\t\"f\n\x0bLiveVersion\x12&\n\x07version\x18\x01 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version\x12\x0e\n\x06layout\x18\x02 \x01(\t\x12\r\n\x05specs\x18\x03 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\r\"3\n\tPublished\x12&\n\x07version\x18\x01 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version\"I\n\x0cWatchRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12)\n\nnewer_than\x18\x02 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version*M\n\x07\x43ontent\x12\x17\n\x13\x43ONTENT_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43ONTENT_PARAMETERS\x10\x01\x12\x11\n\rCONTENT_STATE\x10\x02\x32\xd3\x02\n\nParameters\x12\x46\n\x08Versions\x12\x1d.rlsrl.rpc.v1.VersionsRequest\x1a\x19.rlsrl.rpc.v1.VersionInfo0\x01\x12\x46\n\x08Policies\x12\x1d.rlsrl.rpc.v1.PoliciesRequest\x1a\x1b.rlsrl.rpc.v1.PoliciesReply\x12\x35\n\x03Tag\x12\x18.rlsrl.rpc.v1.TagRequest\x1a\x14.rlsrl.rpc.v1.Stored\x12?\n\x08\x41nnotate\x12\x1d.rlsrl.rpc.v1.AnnotateRequest\x1a\x14.rlsrl.rpc.v1.Stored\x12=\n\x05Prune\x12\x1a.rlsrl.rpc.v1.PruneRequest\x1a\x18.rlsrl.rpc.v1.PruneReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1drlsrl/rpc/v1/parameters.proto\x12\x0crlsrl.rpc.v1\x1a\x1erlsrl/rpc/v1/coordinator.proto\"\x08\n\x06Stored\"!\n\x0fVersionsRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"\xa4\x01\n\x0bVersionInfo\x12&\n\x07version\x18\x01 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version\x12\x0c\n\x04tags\x18\x02 \x03(\t\x12\x12\n\ncreated_at\x18\x03 \x01(\x01\x12\x16\n\x0enum_parameters\x18\x04 \x01(\x03\x12\x0e\n\x06nbytes\x18\x05 \x01(\x03\x12\x11\n\thas_state\x18\x06 \x01(\x08\x12\x10\n\x08metadata\x18\x07 \x01(\t\"\x11\n\x0fPoliciesRequest\"!\n\rPoliciesReply\x12\x10\n\x08policies\x18\x01 \x03(\t\"7\n\nTagRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0b\n\x03ref\x18\x02 \x01(\t\x12\x0c\n\x04tags\x18\x03 \x03(\t\"[\n\x0f\x41nnotateRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12&\n\x07version\x18\x02 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version\x12\x10\n\x08metadata\x18\x03 \x01(\t\"1\n\x0cPruneRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x11\n\tkeep_last\x18\x02 \x01(\x03\"5\n\nPruneReply\x12\'\n\x08versions\x18\x01 \x03(\x0b\x32\x15.rlsrl.rpc.v1.Version\"$\n\x12ResumePointRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"k\n\x10ResumePointReply\x12&\n\x07version\x18\x01 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version\x12/\n\x08unusable\x18\x02 \x03(\x0b\x32\x1d.rlsrl.rpc.v1.UnusableVersion\"\x1f\n\rDamageRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\">\n\x0b\x44\x61mageReply\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.rlsrl.rpc.v1.UnusableVersion\"I\n\x0fUnusableVersion\x12&\n\x07version\x18\x01 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version\x12\x0e\n\x06reason\x18\x02 \x01(\t\"t\n\x06Upload\x12\x0e\n\x06nbytes\x18\x01 \x01(\x03\x12&\n\x07\x63ontent\x18\x02 \x01(\x0e\x32\x15.rlsrl.rpc.v1.Content\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x0c\n\x04tags\x18\x04 \x03(\t\x12\x14\n\x0cstate_nbytes\x18\x05 \x01(\x03\"\x81\x01\n\x0f\x44ownloadRequest\x12&\n\x07\x63ontent\x18\x01 \x01(\x0e\x32\x15.rlsrl.rpc.v1.Content\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0b\n\x03ref\x18\x03 \x01(\t\x12)\n\nnewer_than\x18\x04 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version\"*\n\x08\x44ownload\x12\x13\n\x06nbytes\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\t\n\x07_nbytes\"\x82\x01\n\x04Live\x12\x0e\n\x06nbytes\x18\x01 \x01(\x03\x12\x34\n\x0b\x64\x65scription\x18\x02 \x01(\x0b\x32\x1d.rlsrl.rpc.v1.LiveDescriptionH\x00\x12,\n\x07version\x18\x03 \x01(\x0b\x32\x19.rlsrl.rpc.v1.LiveVersionH\x00\x42\x06\n\x04kind\"!\n\x0fLiveDescription\x12\x0e\n\x06policy\x18\x01 \x01(\t\"f\n\x0bLiveVersion\x12&\n\x07version\x18\x01 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version\x12\x0e\n\x06layout\x18\x02 \x01(\t\x12\r\n\x05specs\x18\x03 \x01(\t\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\r\"3\n\tPublished\x12&\n\x07version\x18\x01 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version\"I\n\x0cWatchRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12)\n\nnewer_than\x18\x02 \x01(\x0b\x32\x15.rlsrl.rpc.v1.Version*M\n\x07\x43ontent\x12\x17\n\x13\x43ONTENT_UNSPECIFIED\x10\x00\x12\x16\n\x12\x43ONTENT_PARAMETERS\x10\x01\x12\x11\n\rCONTENT_STATE\x10\x02\x32\xe6\x03\n\nParameters\x12\x46\n\x08Versions\x12\x1d.rlsrl.rpc.v1.VersionsRequest\x1a\x19.rlsrl.rpc.v1.VersionInfo0\x01\x12\x46\n\x08Policies\x12\x1d.rlsrl.rpc.v1.PoliciesRequest\x1a\x1b.rlsrl.rpc.v1.PoliciesReply\x12\x35\n\x03Tag\x12\x18.rlsrl.rpc.v1.TagRequest\x1a\x14.rlsrl.rpc.v1.Stored\x12?\n\x08\x41nnotate\x12\x1d.rlsrl.rpc.v1.AnnotateRequest\x1a\x14.rlsrl.rpc.v1.Stored\x12=\n\x05Prune\x12\x1a.rlsrl.rpc.v1.PruneRequest\x1a\x18.rlsrl.rpc.v1.PruneReply\x12O\n\x0bResumePoint\x12 .rlsrl.rpc.v1.ResumePointRequest\x1a\x1e.rlsrl.rpc.v1.ResumePointReply\x12@\n\x06\x44\x61mage\x12\x1b.rlsrl.rpc.v1.DamageRequest\x1a\x19.rlsrl.rpc.v1.DamageReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rlsrl.rpc.v1.parameters_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CONTENT']._serialized_start=1295
-  _globals['_CONTENT']._serialized_end=1372
+  _globals['_CONTENT']._serialized_start=1614
+  _globals['_CONTENT']._serialized_end=1691
   _globals['_STORED']._serialized_start=79
   _globals['_STORED']._serialized_end=87
   _globals['_VERSIONSREQUEST']._serialized_start=89
@@ -52,22 +52,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PRUNEREQUEST']._serialized_end=544
   _globals['_PRUNEREPLY']._serialized_start=546
   _globals['_PRUNEREPLY']._serialized_end=599
-  _globals['_UPLOAD']._serialized_start=601
-  _globals['_UPLOAD']._serialized_end=717
-  _globals['_DOWNLOADREQUEST']._serialized_start=720
-  _globals['_DOWNLOADREQUEST']._serialized_end=849
-  _globals['_DOWNLOAD']._serialized_start=851
-  _globals['_DOWNLOAD']._serialized_end=893
-  _globals['_LIVE']._serialized_start=896
-  _globals['_LIVE']._serialized_end=1026
-  _globals['_LIVEDESCRIPTION']._serialized_start=1028
-  _globals['_LIVEDESCRIPTION']._serialized_end=1061
-  _globals['_LIVEVERSION']._serialized_start=1063
-  _globals['_LIVEVERSION']._serialized_end=1165
-  _globals['_PUBLISHED']._serialized_start=1167
-  _globals['_PUBLISHED']._serialized_end=1218
-  _globals['_WATCHREQUEST']._serialized_start=1220
-  _globals['_WATCHREQUEST']._serialized_end=1293
-  _globals['_PARAMETERS']._serialized_start=1375
-  _globals['_PARAMETERS']._serialized_end=1714
+  _globals['_RESUMEPOINTREQUEST']._serialized_start=601
+  _globals['_RESUMEPOINTREQUEST']._serialized_end=637
+  _globals['_RESUMEPOINTREPLY']._serialized_start=639
+  _globals['_RESUMEPOINTREPLY']._serialized_end=746
+  _globals['_DAMAGEREQUEST']._serialized_start=748
+  _globals['_DAMAGEREQUEST']._serialized_end=779
+  _globals['_DAMAGEREPLY']._serialized_start=781
+  _globals['_DAMAGEREPLY']._serialized_end=843
+  _globals['_UNUSABLEVERSION']._serialized_start=845
+  _globals['_UNUSABLEVERSION']._serialized_end=918
+  _globals['_UPLOAD']._serialized_start=920
+  _globals['_UPLOAD']._serialized_end=1036
+  _globals['_DOWNLOADREQUEST']._serialized_start=1039
+  _globals['_DOWNLOADREQUEST']._serialized_end=1168
+  _globals['_DOWNLOAD']._serialized_start=1170
+  _globals['_DOWNLOAD']._serialized_end=1212
+  _globals['_LIVE']._serialized_start=1215
+  _globals['_LIVE']._serialized_end=1345
+  _globals['_LIVEDESCRIPTION']._serialized_start=1347
+  _globals['_LIVEDESCRIPTION']._serialized_end=1380
+  _globals['_LIVEVERSION']._serialized_start=1382
+  _globals['_LIVEVERSION']._serialized_end=1484
+  _globals['_PUBLISHED']._serialized_start=1486
+  _globals['_PUBLISHED']._serialized_end=1537
+  _globals['_WATCHREQUEST']._serialized_start=1539
+  _globals['_WATCHREQUEST']._serialized_end=1612
+  _globals['_PARAMETERS']._serialized_start=1694
+  _globals['_PARAMETERS']._serialized_end=2180
 # @@protoc_insertion_point(module_scope)

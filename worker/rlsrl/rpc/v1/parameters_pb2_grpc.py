@@ -60,6 +60,16 @@ class ParametersStub:
                 request_serializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.PruneRequest.SerializeToString,
                 response_deserializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.PruneReply.FromString,
                 _registered_method=True)
+        self.ResumePoint = channel.unary_unary(
+                '/rlsrl.rpc.v1.Parameters/ResumePoint',
+                request_serializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.ResumePointRequest.SerializeToString,
+                response_deserializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.ResumePointReply.FromString,
+                _registered_method=True)
+        self.Damage = channel.unary_unary(
+                '/rlsrl.rpc.v1.Parameters/Damage',
+                request_serializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.DamageRequest.SerializeToString,
+                response_deserializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.DamageReply.FromString,
+                _registered_method=True)
 
 
 class ParametersServicer:
@@ -97,6 +107,20 @@ class ParametersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResumePoint(self, request, context):
+        """Where training resumes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Damage(self, request, context):
+        """The stored versions that fail verification. The service reads everything that the policy stores.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ParametersServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -124,6 +148,16 @@ def add_ParametersServicer_to_server(servicer, server):
                     servicer.Prune,
                     request_deserializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.PruneRequest.FromString,
                     response_serializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.PruneReply.SerializeToString,
+            ),
+            'ResumePoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumePoint,
+                    request_deserializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.ResumePointRequest.FromString,
+                    response_serializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.ResumePointReply.SerializeToString,
+            ),
+            'Damage': grpc.unary_unary_rpc_method_handler(
+                    servicer.Damage,
+                    request_deserializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.DamageRequest.FromString,
+                    response_serializer=rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.DamageReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -262,6 +296,60 @@ class Parameters:
             '/rlsrl.rpc.v1.Parameters/Prune',
             rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.PruneRequest.SerializeToString,
             rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.PruneReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumePoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlsrl.rpc.v1.Parameters/ResumePoint',
+            rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.ResumePointRequest.SerializeToString,
+            rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.ResumePointReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Damage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlsrl.rpc.v1.Parameters/Damage',
+            rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.DamageRequest.SerializeToString,
+            rlsrl_dot_rpc_dot_v1_dot_parameters__pb2.DamageReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,6 +55,10 @@ class ParametersStub:
     Tag: _grpc.UnaryUnaryMultiCallable[_parameters_pb2.TagRequest, _parameters_pb2.Stored]
     Annotate: _grpc.UnaryUnaryMultiCallable[_parameters_pb2.AnnotateRequest, _parameters_pb2.Stored]
     Prune: _grpc.UnaryUnaryMultiCallable[_parameters_pb2.PruneRequest, _parameters_pb2.PruneReply]
+    ResumePoint: _grpc.UnaryUnaryMultiCallable[_parameters_pb2.ResumePointRequest, _parameters_pb2.ResumePointReply]
+    """Where training resumes."""
+    Damage: _grpc.UnaryUnaryMultiCallable[_parameters_pb2.DamageRequest, _parameters_pb2.DamageReply]
+    """The stored versions that fail verification. The service reads everything that the policy stores."""
 
 @_typing.type_check_only
 class ParametersAsyncStub(ParametersStub):
@@ -67,6 +71,10 @@ class ParametersAsyncStub(ParametersStub):
     Tag: _aio.UnaryUnaryMultiCallable[_parameters_pb2.TagRequest, _parameters_pb2.Stored]  # type: ignore[assignment]
     Annotate: _aio.UnaryUnaryMultiCallable[_parameters_pb2.AnnotateRequest, _parameters_pb2.Stored]  # type: ignore[assignment]
     Prune: _aio.UnaryUnaryMultiCallable[_parameters_pb2.PruneRequest, _parameters_pb2.PruneReply]  # type: ignore[assignment]
+    ResumePoint: _aio.UnaryUnaryMultiCallable[_parameters_pb2.ResumePointRequest, _parameters_pb2.ResumePointReply]  # type: ignore[assignment]
+    """Where training resumes."""
+    Damage: _aio.UnaryUnaryMultiCallable[_parameters_pb2.DamageRequest, _parameters_pb2.DamageReply]  # type: ignore[assignment]
+    """The stored versions that fail verification. The service reads everything that the policy stores."""
 
 class ParametersServicer(metaclass=_abc_1.ABCMeta):
     """Stored versions. A reference is a text: `latest`, a tag, or a version's text such as `2.1500`. JSON values are texts."""
@@ -106,5 +114,21 @@ class ParametersServicer(metaclass=_abc_1.ABCMeta):
         request: _parameters_pb2.PruneRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_parameters_pb2.PruneReply, _abc.Awaitable[_parameters_pb2.PruneReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ResumePoint(
+        self,
+        request: _parameters_pb2.ResumePointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameters_pb2.ResumePointReply, _abc.Awaitable[_parameters_pb2.ResumePointReply]]:
+        """Where training resumes."""
+
+    @_abc_1.abstractmethod
+    def Damage(
+        self,
+        request: _parameters_pb2.DamageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_parameters_pb2.DamageReply, _abc.Awaitable[_parameters_pb2.DamageReply]]:
+        """The stored versions that fail verification. The service reads everything that the policy stores."""
 
 def add_ParametersServicer_to_server(servicer: ParametersServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
