@@ -258,6 +258,12 @@ def workers() -> Row:
                 ),
             ),
             by("Oldest heartbeat", "s", TARGETS.level("max", Metrics.heartbeat_age_seconds, *role), "worker_role"),
+            one(
+                "Time without a step",
+                "s",
+                TARGETS.level("max", Metrics.stalled_seconds, *EXPERIMENT),
+                "Since the last step, once the run stands still; 0 before.",
+            ),
             by("Workers joined in 10 minutes", "short", TARGETS.growth(Metrics.joins, "10m", *role), "worker_role"),
             one(
                 "Attempt of the trainers",

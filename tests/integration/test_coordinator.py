@@ -28,6 +28,7 @@ from rlsrl.parameters.terminal import TERMINAL_KEY, UPDATES_SKIPPED, terminal_re
 from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
+from rlsrl.runtime.call_board import EnvironmentCall
 from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient, CoordinatorUnavailable, WorkerState
 from rlsrl.runtime.identity import POD_VARIABLE
 from rlsrl.runtime.join_session import JoinError, JoinRefused, JoinRequest, JoinSession, JoinTimeout
@@ -304,13 +305,13 @@ def test_the_status_has_what_workers_report(start: Start, join: Join) -> None:
     trainer.report(stats={"train_steps": 2.0, "env_steps": 20.0}, version=Version(3, 2))
     status = until(
         lambda: (
-            (found := coordinator.status())["phase"] == "training"
+            (found := coordinator.status())["totals"]["train_steps"] == 2.0
             and found["roles"]["actor"][0]["waiting_for"]
             and found
         ),
         "the reports arrive",
     )
-    assert status["totals"]["train_steps"] == 2.0
+    assert status["phase"] == "training"
     assert status["totals"]["version"] == "3.2"
     assert status["totals"]["env_steps_per_second"] > 0
     (worker,) = status["roles"]["actor"]
@@ -320,6 +321,37 @@ def test_the_status_has_what_workers_report(start: Start, join: Join) -> None:
     assert worker["endpoints"] == {"metrics": "127.0.0.1:4711"}
     trainer.leave("finished", done=True)
     assert coordinator.status()["phase"] == "finished"
+
+
+def test_long_environment_calls_are_shown_until_they_end_or_their_worker_leaves(start: Start, join: Join) -> None:
+    coordinator = start()
+    actor = join(coordinator)
+    process = actor._queue.hello().process
+    calls = [
+        EnvironmentCall(first_rank=3, num_environments=1, name="step", seconds=6.0),
+        EnvironmentCall(first_rank=8, num_environments=4, name="reset", seconds=5.0),
+        EnvironmentCall(first_rank=-1, num_environments=1, name="step", seconds=5.0),
+    ]
+
+    def report(*calls: EnvironmentCall, limit: str = "", of: str = process) -> list[dict[str, Any]]:
+        coordinator.client.report_calls(of, calls, limit=limit, timeout=DEADLINE)
+        shown: list[dict[str, Any]] = coordinator.status()["environment_calls"]
+        return shown
+
+    first, second = report(*calls)
+    assert first.pop("seconds") >= 6.0
+    assert first.pop("text").startswith("environment rank 3 has been in step for 6 s (actor-")
+    assert first == {"role": "actor", "index": actor.index, "first_rank": 3, "num_environments": 1, "call": "step"}
+    assert (second["first_rank"], second["num_environments"], second["call"]) == (8, 4, "reset")
+    assert report() == []
+    assert report(*calls, of="nobody's") == []
+    assert len(report(calls[0], limit="environment.stepSeconds")) == 1
+    url = f"http://{coordinator.status()['endpoints']['http']}/metrics"
+    with urllib.request.urlopen(url, timeout=DEADLINE) as response:
+        assert 'rlsrl_environment_faults_total{reason="hang"} 1.0' in response.read().decode()
+    assert "environment_hang" in coordinator.log()
+    actor.leave("over")
+    assert coordinator.status()["environment_calls"] == []
 
 
 def test_status_health_and_metrics_are_served_over_http(shared: CoordinatorProcess, join: Join) -> None:

@@ -59,6 +59,29 @@ def test_versions_that_are_not_stored_are_shown() -> None:
     assert first.endswith("version 1.62, NOT STORED: the newest 2 versions (logs: checkpoint_failed)")
 
 
+def test_the_environment_that_hangs_longest_is_named() -> None:
+    def second_line(*calls: Any) -> str:
+        return top_table({**PAGE, "environment_calls": list(calls)}).splitlines()[1]
+
+    text = "environment rank 3 has been in step for 42 s (actor-0)"
+    assert second_line({"text": text}) == text
+    assert second_line({"text": text}, {"text": "x"}, {"text": "y"}) == f"{text} and 2 more"
+    assert second_line() == second_line(3, {"call": "step"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("reasons", "text"),
+    [
+        (["an environment hangs", "a trainer waits"], "an environment hangs; a trainer waits"),
+        ([], "nobody says what it waits for"),
+        (None, "nobody says what it waits for"),
+    ],
+)
+def test_a_run_that_stands_still_says_why(reasons: Any, text: str) -> None:
+    page = {**PAGE, "stall": {"seconds": 61.2, "reasons": reasons}, "environment_calls": [{"text": "a call"}]}
+    assert top_table(page).splitlines()[1] == f"NO STEP for 61 s: {text}"
+
+
 def test_large_roles_are_counted_unless_all_is_asked_for() -> None:
     page = {**PAGE, "roles": {"actor": [worker(index, f"pod-{index}", {}, 1.0) for index in range(20)]}}
     told = top_table(page)

@@ -77,6 +77,17 @@ def test_a_line_shows_an_alarm_at_once() -> None:
     assert shown == [("1.0", False), ("3.0", True), ("5.0", False)]
 
 
+def test_an_environment_that_hangs_is_an_alarm() -> None:
+    call = {"text": "environment rank 3 has been in step for 6 s (actor-0)"}
+    pages, times = iter([[], [call], [call], []]), itertools.count()
+    viewer = Viewer(EXPERIMENT, lambda: ({"environment_calls": next(pages)}, 0.0), clock=lambda: float(next(times)))
+    output = io.StringIO()
+    display = LineDisplay(viewer, output)
+    for _ in range(4):
+        display.show(PROCESSES)
+    assert ["rank 3 has been in step" in line for line in output.getvalue().splitlines()] == [False, True, False]
+
+
 def test_the_view_is_redrawn_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     output = Terminal()

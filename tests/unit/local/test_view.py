@@ -108,6 +108,14 @@ def test_a_worker_without_a_report_at_the_end_is_ending() -> None:
     assert [row.state for row in rows(finished)] == ["running", "ending", "ending", "restarting"]
 
 
+def test_an_environment_that_hangs_is_named() -> None:
+    text = "environment rank 3 has been in step for 42 s (actor-0)"
+    hanging = replace(VIEW, status={**STATUS, "environment_calls": [{"text": text}]})
+    assert text in drawn(hanging)
+    assert line(hanging).endswith(f" | {text}")
+    assert "has been in" not in line(VIEW)
+
+
 def test_a_silent_worker_is_marked() -> None:
     status = {**STATUS, "roles": {"trainer": [{"pid": 11, "state": "running", "stale": True}]}}
     assert [row.state for row in rows(replace(VIEW, status=status))][1] == "no answer"

@@ -12,12 +12,13 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.clock import ManualClock
-from rlsrl.workers.coordinator_service import SWEEP_SECONDS, CoordinatorService
+from rlsrl.workers.coordinator_service import JUDGE_SECONDS, SWEEP_SECONDS, CoordinatorService
 from rlsrl.workers.coordinator_state import CoordinatorState
 from rlsrl.workers.documents import DocumentFile
 from rlsrl.workers.learning_curve import LearningCurve
-from rlsrl.workers.leases import Claim, Leases
+from rlsrl.workers.leases import Claim, Lease, Leases
 from rlsrl.workers.ledger_copies import LedgerCopies
+from rlsrl.workers.stalls import STALL_SECONDS
 from rlsrl.workers.status import ExperimentInfo
 from rlsrl.workers.worker_messages import report_of
 
@@ -32,7 +33,7 @@ def watch(tmp_path: Path) -> Callable[[Check, str], None]:
 
     async def run(check: Check, process: str) -> None:
         log, clock = structlog.stdlib.get_logger(), ManualClock()
-        roster = Leases(lease_seconds=LEASE_SECONDS, capacity={"actor": 1})
+        roster = Leases(lease_seconds=LEASE_SECONDS, capacity={"actor": 1, "trainer": 1})
         roster.lease(Claim(role="actor", instance="a", process=process), clock.monotonic())
         curve = LearningCurve(tmp_path, now=clock.time(), log=log)
         service = CoordinatorService(
@@ -83,6 +84,26 @@ def test_metrics_show_present_and_configured_workers(watch: Callable[[Check, str
         assert shown("heartbeat_age_seconds") == SWEEP_SECONDS
         sweep_for(LEASE_SECONDS + SWEEP_SECONDS, service, clock)
         assert (shown("workers"), shown("workers_wanted")) == (0, 1)
+
+    watch(check, own_process())
+
+
+def test_a_run_that_stands_still_shows_in_the_metric_and_on_the_page(watch: Callable[[Check, str], None]) -> None:
+    def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
+        def shown() -> float | None:
+            return service._metrics.registry.get_sample_value("rlsrl_stalled_seconds")
+
+        claim = Claim(role="trainer", instance="t", index=0)
+        lease = roster.lease(claim, clock.monotonic())
+        assert isinstance(lease, Lease)
+        service._register(pb.Hello(role="trainer", instance="t"), claim, lease)
+        sweep_for(STALL_SECONDS, service, clock)
+        assert shown() == 0.0
+        sweep_for(JUDGE_SECONDS + 2 * SWEEP_SECONDS, service, clock)
+        assert (shown() or 0.0) > STALL_SECONDS
+        stall = service._judge(service._members.for_status(), [], clock.monotonic())
+        assert stall is not None
+        assert stall.reasons == (f"trainer-0 has not answered for {clock.monotonic():.0f} s",)
 
     watch(check, own_process())
 

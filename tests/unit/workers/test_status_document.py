@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from rlsrl.data.version import Version
+from rlsrl.runtime.call_board import EnvironmentCall
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.runtime.ledger import Mark, PageRecord, Posted, PostedCount
 from rlsrl.workers.ledger_copies import LedgerCopies
-from rlsrl.workers.status import ExperimentInfo, Member, MemberReport, RunPhase, build_status, derive_phase
+from rlsrl.workers.long_calls import WorkerCall
+from rlsrl.workers.status import ExperimentInfo, Member, MemberReport, RunPhase, Stall, build_status, derive_phase
 
 NO_PAGES = LedgerCopies({})
 EXPERIMENT = ExperimentInfo(name="cartpole", run_uid="u1", heartbeat_seconds=1.0, endpoints={"http": "h:1"}, done=False)
@@ -116,6 +118,32 @@ def test_a_worker_without_a_lease_is_listed_with_its_last_sign() -> None:
     document = build_status(EXPERIMENT, [member("trainer", heard_at=100.0, present=False)], NO_PAGES, now=103.5)
     assert document["roles"]["trainer"] == []
     assert document["gone"] == [{"role": "trainer", "index": 0, "pid": 41, "age_seconds": 3.5}]
+
+
+def test_a_call_is_listed_whether_its_worker_has_its_lease_or_not() -> None:
+    call = EnvironmentCall(first_rank=3, num_environments=1, name="step", seconds=42.04)
+    found = WorkerCall(role="actor", index=0, call=call)
+    for present in (True, False):
+        members = [member("actor", present=present)]
+        (shown,) = build_status(EXPERIMENT, members, NO_PAGES, now=0.0, long_calls=[found])["environment_calls"]
+        assert shown == {
+            "role": "actor",
+            "index": 0,
+            "first_rank": 3,
+            "num_environments": 1,
+            "call": "step",
+            "seconds": 42.0,
+            "text": "environment rank 3 has been in step for 42 s (actor-0)",
+        }
+
+
+def test_a_run_that_stands_still_says_since_when_and_why() -> None:
+    assert build_status(EXPERIMENT, [], NO_PAGES, now=0.0)["stall"] is None
+    stall = Stall(seconds=61.04, reasons=("trainer-0 has waited for batch for 61 s",))
+    assert build_status(EXPERIMENT, [], NO_PAGES, now=0.0, stall=stall)["stall"] == {
+        "seconds": 61.0,
+        "reasons": ["trainer-0 has waited for batch for 61 s"],
+    }
 
 
 def test_the_document_is_json_whatever_a_worker_reports() -> None:

@@ -11,6 +11,7 @@ from rlsrl.local.worker_report import (
     activity,
     busy,
     counted,
+    hold_ups,
     mapping,
     number,
     reports_of,
@@ -46,7 +47,8 @@ def top_table(page: StatusPage, *, whole: bool = False) -> str:
         rows += [_worker(report) for report in listed]
         if rest := len(reports) - len(listed):
             rows.append(("", "", f"and {rest} more", *[""] * (len(HEADER) - 3)))
-    return printable(f"{_experiment(page)}\n\n{columns([HEADER, *rows])}")
+    head = "\n".join([_experiment(page), *hold_ups(page)])
+    return printable(f"{head}\n\n{columns([HEADER, *rows])}")
 
 
 def _experiment(page: StatusPage) -> str:

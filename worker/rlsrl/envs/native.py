@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_in_bulk
 from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite
 from rlsrl.envs.spaces import action_batcher, observation_keys, spec_of_spaces
 from rlsrl.envs.vector import EnvironmentFailed, VectorEnv
+from rlsrl.runtime.call_board import IDLE, IS_RESET, LANE, NUM_CALLS, CallBoard, close_entry, private_entry
 from rlsrl.runtime.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ def make_native(
     seed: int,
     first_rank: int = 0,
     faults: EnvironmentFaults | None = None,
+    board: CallBoard | None = None,
 ) -> NativeVectorEnv:
     """Return ``num_envs`` environments of ``source`` that step in bulk. The caller closes them.
 
@@ -43,7 +46,7 @@ def make_native(
             f"{_FIELD}: {source} is registered without a vectorised form (vector_entry_point); {_OTHERS}"
         )
     try:
-        native = NativeVectorEnv(envs, seed=seed, first_rank=first_rank, faults=faults)
+        native = NativeVectorEnv(envs, seed=seed, first_rank=first_rank, faults=faults, board=board)
         if native.spec != single:
             raise ConfigurationError(
                 f"{_FIELD}: the vectorised form of {source} has the spec {native.spec}, but the policy is made for "
@@ -73,11 +76,12 @@ class NativeVectorEnv(VectorEnv):
         seed: int,
         first_rank: int = 0,
         faults: EnvironmentFaults | None = None,
+        board: CallBoard | None = None,
     ) -> None:
         """Step ``envs``, which ``close`` closes. ``seed`` seeds the first reset.
 
         Errors name environment ranks, which begin at ``first_rank``. ``faults`` counts the environments'
-        faults; None: they are logged only.
+        faults; None: they are logged only. ``board`` shows the calls to the call watch; None: nobody watches them.
 
         Raises:
             ConfigurationError: the autoreset is not NEXT_STEP, or a space is not supported.
@@ -90,6 +94,7 @@ class NativeVectorEnv(VectorEnv):
                 f"{_OTHERS}"
             )
         self.num_envs = envs.num_envs
+        self._calls = private_entry() if board is None else board.open_entry(first_rank, span=envs.num_envs)
         self._envs = envs
         self._seed = seed
         self._first_rank = first_rank
@@ -115,7 +120,7 @@ class NativeVectorEnv(VectorEnv):
         is_first = self._frame is None
         if is_first:
             try:
-                self._frame, _ = self._envs.reset(seed=self._seed)
+                self._frame, _ = self._call(self._envs.reset, is_reset=True, seed=self._seed)
             except Exception as error:
                 raise self._failure(error) from error
         for name in ("reward", "episode_return", "episode_length"):
@@ -130,7 +135,7 @@ class NativeVectorEnv(VectorEnv):
             self._reset_all(arrays, step)
             return
         try:
-            self._frame, rewards, terminated, truncated, _ = self._envs.step(self._batch(actions))
+            self._frame, rewards, terminated, truncated, _ = self._call(self._envs.step, self._batch(actions))
         except Exception as error:
             raise self._failure(error) from error
         taken = ~self._ended
@@ -170,7 +175,7 @@ class NativeVectorEnv(VectorEnv):
     def _reset_all(self, arrays: Arrays, step: int) -> None:
         """Reset all environments: a step that is no transition of any of them."""
         try:
-            self._frame, _ = self._envs.reset()
+            self._frame, _ = self._call(self._envs.reset, is_reset=True)
         except Exception as error:
             raise self._failure(error) from error
         self._resets_all = False
@@ -182,6 +187,16 @@ class NativeVectorEnv(VectorEnv):
             self._guard.has_frame(lane)
         if not self._write_frame(arrays, step + 1):
             self._check_resets(arrays, step + 1)
+
+    def _call(self, call: Callable[..., Any], *arguments: Any, is_reset: bool = False, **options: Any) -> Any:
+        """Call the environments, and show it on the board."""
+        calls = self._calls
+        calls[NUM_CALLS] += 1
+        calls[IS_RESET], calls[LANE] = is_reset, 0
+        try:
+            return call(*arguments, **options)
+        finally:
+            calls[LANE] = IDLE
 
     def _check_resets(self, arrays: Arrays, frame: int) -> None:
         """Find first observations that are not finite. Then the next step resets all environments again."""
@@ -219,4 +234,5 @@ class NativeVectorEnv(VectorEnv):
 
     @override
     def close(self) -> None:
+        close_entry(self._calls)
         self._envs.close()

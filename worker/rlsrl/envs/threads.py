@@ -15,6 +15,7 @@ import structlog
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.vector import EnvCall, LoopVectorEnv, VectorEnv, common_spec
+from rlsrl.runtime.call_board import CallBoard
 from rlsrl.runtime.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class EnvironmentThreads:
         max_decorrelation_steps: int = 0,
         close_seconds: float = CLOSE_SECONDS,
         faults: EnvironmentFaults | None = None,
+        board: CallBoard | None = None,
     ) -> None:
         """Make one environment per seed, one after the other; the other arguments are those of ``LoopVectorEnv``.
 
@@ -66,7 +68,8 @@ class EnvironmentThreads:
         self._lanes: list[_Lane] = []
         try:
             for number, seed in enumerate(seeds):
-                lane = _Lane(number, make, seed, first_rank + number, max_decorrelation_steps, self._progress, faults)
+                rank = first_rank + number
+                lane = _Lane(number, make, seed, rank, max_decorrelation_steps, self._progress, faults, board)
                 lane.thread.start()
                 self._lanes.append(lane)
                 lane.is_made.wait()
@@ -195,6 +198,7 @@ class _Lane:
         max_decorrelation_steps: int,
         progress: _Progress,
         faults: EnvironmentFaults | None,
+        board: CallBoard | None,
     ) -> None:
         self.rank = rank
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -216,6 +220,7 @@ class _Lane:
         self._max_decorrelation_steps = max_decorrelation_steps
         self._progress = progress
         self._faults = faults
+        self._board = board
 
     def _run(self) -> None:
         try:
@@ -226,6 +231,7 @@ class _Lane:
                 max_decorrelation_steps=self._max_decorrelation_steps,
                 wrap_call=self._release_during,
                 faults=self._faults,
+                board=self._board,
             )
             self.spec = envs.spec
         except BaseException as failure:  # noqa: BLE001 - the owner's thread raises it

@@ -15,6 +15,7 @@ from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite
 from rlsrl.envs.info_keys import EPISODE_CONTINUES
 from rlsrl.envs.spaces import action_decoder, observation_keys, spec_of
+from rlsrl.runtime.call_board import IDLE, IS_RESET, LANE, NUM_CALLS, CallBoard, close_entry, private_entry
 from rlsrl.runtime.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class LoopVectorEnv(VectorEnv):
         max_decorrelation_steps: int = 0,
         wrap_call: Callable[[EnvCall], EnvCall] = lambda call: call,
         faults: EnvironmentFaults | None = None,
+        board: CallBoard | None = None,
     ) -> None:
         """Make one environment per seed.
 
@@ -109,12 +111,14 @@ class LoopVectorEnv(VectorEnv):
                 in the return and length of their episode.
             wrap_call: Wraps each environment's ``step`` and ``reset``: takes the method and returns its substitute.
             faults: Counts the environments' faults; None: they are logged only.
+            board: Shows the environments' calls to the call watch; None: nobody watches them.
 
         Raises:
             ConfigurationError: a space is not supported, or the environments have different spaces.
         """
         if not seeds:
             raise ConfigurationError("a vector environment needs at least one seed")
+        self._calls = private_entry() if board is None else board.open_entry(first_rank)
         self._wrap_call = wrap_call
         self.num_envs = len(seeds)
         self._seeds = tuple(seeds)
@@ -160,9 +164,11 @@ class LoopVectorEnv(VectorEnv):
         """Take one step. It writes flags only where an episode ends: ``begin`` cleared the others."""
         rewards, decoded = arrays["reward"][step], self._decode(actions)
         observations, ended, returns, lengths = self._observations, self._ended, self._returns, self._lengths
-        lane = 0
+        calls, lane = self._calls, 0
+        calls[NUM_CALLS] += 1
         try:
             for lane, (env_step, action) in enumerate(zip(self._steps, decoded, strict=True)):
+                calls[LANE] = lane
                 if ended[lane]:
                     ended[lane] = False
                     arrays["mask"][step, lane] = False
@@ -185,6 +191,8 @@ class LoopVectorEnv(VectorEnv):
                     lengths[lane] = 0
         except Exception as error:
             raise self._failure(lane, error) from error
+        finally:
+            calls[LANE] = IDLE
         is_frame_finite = self._write_frame(arrays, step + 1)
         if not (is_frame_finite and is_finite(rewards, self._guard.reward_zeros)):
             self._repair(arrays, step)
@@ -240,7 +248,13 @@ class LoopVectorEnv(VectorEnv):
         return NonFiniteValue(rank=self._first_rank + lane, step=step, key=key, value=value)
 
     def _reset(self, lane: int, **options: Any) -> Any:
-        return self._wrap_call(self._envs[lane].reset)(**options)
+        calls = self._calls
+        calls[NUM_CALLS] += 1
+        calls[IS_RESET], calls[LANE] = 1, lane
+        try:
+            return self._wrap_call(self._envs[lane].reset)(**options)
+        finally:
+            calls[LANE], calls[IS_RESET] = IDLE, 0
 
     def _start(self, lane: int, seed: int) -> Any:
         """Reset with the seed, take the decorrelation steps, and return the first observation."""
@@ -255,8 +269,12 @@ class LoopVectorEnv(VectorEnv):
 
         env, rng = self._envs[lane], np.random.default_rng((seed, _DECORRELATION))
         env.action_space.seed(int(rng.integers(2**31)))
+        calls = self._calls
         for _ in range(int(rng.integers(self._max_decorrelation_steps + 1))):
+            calls[NUM_CALLS] += 1
+            calls[LANE] = lane
             observation, reward, terminated, truncated, info = self._steps[lane](random_action(env, observation))
+            calls[LANE] = IDLE
             self._returns[lane] += float(reward)
             self._lengths[lane] += 1
             if terminated or truncated:
@@ -275,6 +293,7 @@ class LoopVectorEnv(VectorEnv):
     @override
     def close(self) -> None:
         """Close every environment, even if one fails, then raise the failure. Idempotent."""
+        close_entry(self._calls)
         envs, self._envs = self._envs, []
         with ExitStack() as stack:
             for env in envs:

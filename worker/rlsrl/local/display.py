@@ -18,7 +18,7 @@ from rich.live import Live
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import ProcessState
 from rlsrl.local.view import RunView, line, render
-from rlsrl.local.worker_report import mapping, unstored
+from rlsrl.local.worker_report import hold_ups, mapping, unstored
 
 StatusSource = Callable[[], tuple[Mapping[str, Any] | None, float]]
 """Returns the newest status (None before the first) and its age in seconds."""
@@ -71,7 +71,7 @@ class LineDisplay:
     def show(self, processes: Sequence[ProcessState], *, last: bool = False) -> None:
         """Print the view in one line if a line is due or the last one, or if an alarm has begun or ended."""
         view = self._viewer.view(processes)
-        alarmed = bool(unstored(mapping(view.status, "totals")))
+        alarmed = bool(unstored(mapping(view.status, "totals")) or hold_ups(view.status))
         if not last and alarmed == self._alarmed and view.elapsed_seconds < self._next_line_at:
             return
         self._alarmed = alarmed

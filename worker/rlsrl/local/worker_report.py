@@ -55,6 +55,18 @@ def unstored(totals: Mapping[str, Any]) -> list[str]:
     return [f"NOT STORED: the newest {num_versions:.0f} versions (logs: checkpoint_failed)"] if num_versions else []
 
 
+def hold_ups(page: Mapping[str, Any] | None) -> list[str]:
+    """Return a text about a run that stands still; else about the longest environment call; else nothing."""
+    stall = mapping(page, "stall")
+    if (seconds := number(stall, "seconds")) is not None:
+        reasons = stall.get("reasons")
+        texts = [str(each) for each in reasons] if isinstance(reasons, list) else []
+        return [": ".join([f"NO STEP for {seconds:.0f} s", "; ".join(texts) or "nobody says what it waits for"])]
+    texts = [str(call["text"]) for call in objects(page, "environment_calls") if "text" in call]
+    more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+    return [texts[0] + more] if texts else []
+
+
 def counted(states: Sequence[str]) -> str:
     """Return each state with the number of its workers."""
     return ", ".join(f"{states.count(each)} {each}" for each in dict.fromkeys(states))

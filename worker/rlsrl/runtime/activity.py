@@ -8,6 +8,8 @@ from typing import Literal
 
 WORKING = "working"
 """The activity of a worker that does not wait."""
+COMPILER = "compiler"
+"""The reason to wait of a trainer whose step is compiled: this wait is work."""
 Stage = Literal["environment", "inference", "update", "copy"]
 """Stages of work: step environments, choose their actions, train, and move samples and weights."""
 WINDOW_SECONDS = 10.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self, TypeVar, cast
@@ -16,6 +16,7 @@ from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
+from rlsrl.runtime.call_board import EnvironmentCall
 
 BREAK_SECONDS = 0.1
 """Seconds between two attempts of a call that lost its connection."""
@@ -114,6 +115,25 @@ class CoordinatorClient:
         """
         request = pb.CommandRequest(role=role, index=index, command=command.to_proto())
         return self._call(self._stub.Send, request, timeout).num_workers
+
+    def report_calls(self, process: str, calls: Sequence[EnvironmentCall], *, limit: str, timeout: float) -> None:
+        """Report the calls that the process is in, longest first.
+
+        ``limit`` is the field of the limit that the first call has reached, or "".
+
+        Raises:
+            CoordinatorUnavailable: no answer within ``timeout`` seconds, or the token is wrong.
+        """
+        messages = [
+            pb.EnvironmentCall(
+                first_rank=call.first_rank,
+                num_environments=call.num_environments,
+                name=call.name,
+                seconds=call.seconds,
+            )
+            for call in calls
+        ]
+        self._call(self._stub.ReportCalls, pb.CallReport(process=process, calls=messages, limit=limit), timeout)
 
     def close(self) -> None:
         """Close the connection. Waiting calls fail."""

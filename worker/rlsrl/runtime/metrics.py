@@ -98,9 +98,10 @@ class Metrics:
         Counter,
         "environment_faults_total",
         "Environment faults, by reason. non_finite: a reward or an observation is NaN or infinite. vector_reset: an "
-        "episode truncated because another environment of its vector had a fault.",
+        "episode truncated because another environment of its vector had a fault. hang: a call has reached "
+        "environment.stepSeconds or environment.resetSeconds, and its worker was ended.",
         labels=("reason",),
-        roles=(ACTOR,),
+        roles=(ACTOR, COORDINATOR),
     )
     waiting_seconds = _Declared(
         Counter,
@@ -235,6 +236,13 @@ class Metrics:
         "workers_wanted",
         "Workers that the experiment asks for.",
         labels=("worker_role",),
+        roles=(COORDINATOR,),
+    )
+    stalled_seconds = _Declared(
+        Gauge,
+        "stalled_seconds",
+        "Time since the last step of a run that stands still; 0 while it takes steps, is paused or has finished.",
+        unit="seconds",
         roles=(COORDINATOR,),
     )
     heartbeat_age_seconds = _Declared(

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from rlsrl.api.process_environment import process_environment
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
 _SWITCH_SECONDS = 0.0005
@@ -60,6 +58,9 @@ def worker_environment(base: Mapping[str, str], role: str | None = None) -> dict
 
     Without a role it gets only the variables that every worker needs.
     """
+    # Imported here: a call watch uses this module, and the table of roles takes longer to import than all else there.
+    from rlsrl.api.process_environment import process_environment
+
     return {**base, **process_environment(role), PARENT_VARIABLE: str(os.getpid())}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -138,6 +140,51 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def _observe(self) -> NDArray[np.float32]:
         return np.array([self._taken / self.LENGTH, self.np_random.standard_normal()], np.float32)
+
+
+class HangingEnv(GatedEnv):
+    """A ``GatedEnv``. The fourth one of a process hangs for an hour once the file ``hang`` exists, which it removes."""
+
+    _numbers = itertools.count()
+
+    def __init__(
+        self,
+        gate: str,
+        hang: str,
+        method: Literal["step", "reset"] = "step",
+        *,
+        holds_lock: bool = False,
+        step_seconds: float = 0.0,
+    ) -> None:
+        """Hang in ``method``, with or without the interpreter lock."""
+        super().__init__(gate, step_seconds)
+        self._hangs = next(self._numbers) == 3
+        self._hang = Path(hang)
+        self._method = method
+        self._holds_lock = holds_lock
+
+    @override
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Start an episode, perhaps after an hour."""
+        self._perhaps_hang("reset")
+        return super().reset(seed=seed, options=options)
+
+    @override
+    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Advance the episode, perhaps after an hour."""
+        self._perhaps_hang("step")
+        return super().step(action)
+
+    def _perhaps_hang(self, method: str) -> None:
+        if not self._hangs or method != self._method or not self._hang.exists():
+            return
+        self._hang.unlink()
+        if self._holds_lock:
+            ctypes.PyDLL(None).sleep(3600)
+        else:
+            time.sleep(3600)
 
 
 class MaskedEnv(gymnasium.Env[Any, np.int64]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -49,6 +50,7 @@ spec:
 """An experiment that trains until the file ``gate`` exists, with small and frequent versions."""
 
 _LAUNCHER = "rlsrl.workers.gang_launcher"
+_WATCH = "rlsrl.workers.call_watch_process"
 _Value = TypeVar("_Value")
 
 
@@ -160,6 +162,7 @@ class RunFolderFacts:
         """Return the run's existing processes, sockets and shared memory; empty after a run has ended."""
         uid = self.run_uid
         left = [f"process {process.pid} {' '.join(command)}" for process, command in _workers_of(self.folder)]
+        left += [f"call watch {process.pid}" for process in call_watches(uid)]
         left += [f"socket {line}" for line in Path("/proc/net/unix").read_text().splitlines() if uid in line]
         left += [f"shared memory {name}" for name in os.listdir("/dev/shm") if uid in name]
         return left
@@ -311,6 +314,17 @@ def await_death(pid: int) -> None:
             raise TimeoutError(f"process {pid} lives")
     finally:
         os.close(pidfd)
+
+
+def call_watches(run_uid: str) -> list[psutil.Process]:
+    """Return the living call watches of a run: the coordinator's address in their options contains its identity."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # ended meanwhile, or not accessible
+            command = process.cmdline()
+            if _WATCH in command and run_uid in command[-1]:
+                found.append(process)
+    return found
 
 
 def _workers_of(run_folder: Path) -> Iterator[tuple[psutil.Process, list[str]]]:

@@ -2,7 +2,7 @@
 
 Joins the experiment, configures the role's worker and runs it. Exit codes: 0 the work is complete, or the coordinator
 or SIGTERM ended the worker; 2 the experiment cannot run as written, 3 its environments end it, or 5 what it has stored
-is damaged, so a restart does not help; 1 any other error.
+is damaged, so a restart does not help; 12 the call watch ended the worker; 1 any other error.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rlsrl.rpc.auth import TokenMissing, token_from_environment
 from rlsrl.rpc.settings import AddressTaken
 from rlsrl.rpc.tls import Tls, tls_from_environment
 from rlsrl.runtime.addresses import followed_roles, own_address
+from rlsrl.runtime.call_board import CallBoard
 from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
 from rlsrl.runtime.errors import (
@@ -47,6 +48,7 @@ from rlsrl.runtime.logs import configure_logging
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, leave, raise_open_files_limit
 from rlsrl.runtime.worker import Worker
+from rlsrl.workers.call_watch import watched_calls
 from rlsrl.workers.context import WorkerContext
 
 JOIN_SECONDS = 120.0
@@ -72,7 +74,8 @@ def main() -> int:
         if isinstance(config, CoordinatorConfig):
             _coordinate(config)
         else:
-            _Process(arguments, config).run()
+            with watched_calls(arguments.role, config) as board:
+                _Process(arguments, config, board).run()
     except RunDamaged as error:
         sys.stderr.write(f"rlsrl: {shortened(str(error))}\n")
         return RUN_DAMAGED
@@ -132,9 +135,10 @@ def _coordinate(config: CoordinatorConfig) -> None:
 class _Process:
     """A worker's process: joins the experiment, obeys the coordinator's commands, and leaves."""
 
-    def __init__(self, arguments: argparse.Namespace, config: RoleConfig) -> None:
+    def __init__(self, arguments: argparse.Namespace, config: RoleConfig, board: CallBoard | None) -> None:
         self._arguments = arguments
         self._config = config
+        self._board = board
         self._lock = threading.Lock()
         self._early: list[Command] = []
         """Commands that arrived before the worker was created."""
@@ -206,6 +210,7 @@ class _Process:
             clock=SystemClock(),
             join_session=join_session,
             ledger_folder=Path(self._config.ledger_folder),
+            call_board=self._board,
         )
 
     def _work(self, context: WorkerContext, make_worker: MakeWorker) -> None:

@@ -27,6 +27,7 @@ from rlsrl.algorithms.learner import Learner
 from rlsrl.api.spec import CompileMode
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
+from rlsrl.runtime.activity import COMPILER
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang
 
@@ -38,8 +39,6 @@ NICENESS = 19
 """Niceness of the child in the background: it gets the time that training leaves."""
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """Environment variable with the folder of compiled code; a value that the user sets is respected."""
-WAITING = "compiler"
-"""The reason a trainer shows while it waits for compilation and makes no step."""
 _OUTPUT_TAIL_BYTES = 16 * 1024
 """Bytes at the end of the child's output in which its error is searched."""
 
@@ -97,7 +96,7 @@ class StepCompiler:
     def wait(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for the child, if there is one."""
         if self._child is not None:
-            with self._context.waiting(WAITING):
+            with self._context.waiting(COMPILER):
                 self._child.wait(timeout)
 
     def follow(self, stages: Sequence[CompileStage], gang: Gang, version: Version) -> None:
@@ -144,7 +143,7 @@ class StepCompiler:
 
     def _switch(self, gang: Gang, version: Version) -> None:
         started = self._context.clock.monotonic()
-        with self._context.waiting(WAITING):
+        with self._context.waiting(COMPILER):
             failure = self._try_to_compile()
         if all(answer["compiled"] for answer in gang.agree({"compiled": failure is None})):
             self._learner.use_compiled()

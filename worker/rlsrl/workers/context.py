@@ -14,6 +14,7 @@ from rlsrl.data.version import Version
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.activity import WORKING, Stage
 from rlsrl.runtime.addresses import Directory
+from rlsrl.runtime.call_board import CallBoard
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.join_session import JoinSession
 from rlsrl.runtime.ledger import LedgerPage, PageRecord, page_path, starting_record
@@ -39,6 +40,8 @@ class WorkerContext:
     clock: Clock
     join_session: JoinSession
     ledger_folder: Path
+    call_board: CallBoard | None = None
+    """Shows the environments' calls to the call watch; None: nobody watches them."""
     _waiting_seconds: dict[str, Counter] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The counters by reason. The lookup of a label takes longer than many waits."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +28,15 @@ from rlsrl.workers.coordinator_state import CoordinatorState
 from rlsrl.workers.leadership import Superseded
 from rlsrl.workers.learning_curve import CurveRow, LearningCurve
 from rlsrl.workers.leases import Claim, Lease, LeaseRefusal, Wait
+from rlsrl.workers.long_calls import LongCalls, WorkerCall
 from rlsrl.workers.members import Members
 from rlsrl.workers.recent_rate import RecentRate
-from rlsrl.workers.status import ExperimentInfo, build_status
+from rlsrl.workers.stalls import StepClock, judge
+from rlsrl.workers.status import ExperimentInfo, Member, Stall, build_status
 from rlsrl.workers.worker_messages import (
     JoinContext,
     MalformedMessage,
+    calls_of,
     claim_of,
     page_of,
     read,
@@ -48,6 +51,8 @@ SWEEP_SECONDS = 0.5
 STALL_SECONDS = 2.0
 """A sweep that comes this late shows that the coordinator itself was stopped. Workers' silence until then counts for
 nothing."""
+JUDGE_SECONDS = 5.0
+"""The longest time between two judgements whether the run stands still."""
 WRITE_COPIES_SECONDS = 5.0
 """Seconds between two writes of the copies of ledger pages. They are also written when a worker is gone."""
 
@@ -56,7 +61,7 @@ RoleSettings = Mapping[str, Mapping[str, Any]]
 
 
 class CoordinatorService(CoordinatorServicer):
-    """Serves Join, Status and Send. ``run_sweeps`` must run beside it, in the same event loop."""
+    """Serves Join, Status, Send and ReportCalls. ``run_sweeps`` must run beside it, in the same event loop."""
 
     def __init__(
         self,
@@ -79,9 +84,11 @@ class CoordinatorService(CoordinatorServicer):
         self._log = log
         self._members = Members(state.leases)
         self._env_steps = RecentRate()
+        self._long_calls = LongCalls(ended=metrics.environment_faults.labels(reason="hang"), log=log)
         self._streams: dict[str, WorkerStream] = {}
         """By instance."""
-        self._listening_since = self._swept_at = self._copies_written_at = clock.monotonic()
+        self._listening_since = self._swept_at = self._copies_written_at = self._judged_at = clock.monotonic()
+        self._step_clock = StepClock(self._listening_since)
         self._index_freed = asyncio.Event()
         """Replaced by a new event each time that it is set."""
         self.num_heartbeats = 0
@@ -107,13 +114,24 @@ class CoordinatorService(CoordinatorServicer):
         """Return the status document."""
         members = self._members.for_status()
         now = self._clock.monotonic()
+        calls = self._long_calls.present(now)
         return build_status(
             self._experiment,
             members,
             self._state.copies,
             now,
             env_steps_per_second=self._env_steps.per_second(now),
+            long_calls=calls,
+            stall=self._judge(members, calls, now),
         )
+
+    def _judge(self, members: Sequence[Member], calls: Sequence[WorkerCall], now: float) -> Stall | None:
+        """Return the stall of the run, or None, and set the metric of it."""
+        self._judged_at = now
+        experiment, capacity = self._experiment, self._leases.capacity
+        stall = judge(members, calls, self._step_clock, now, experiment=experiment, capacity=capacity)
+        self._metrics.stalled_seconds.set(0.0 if stall is None else stall.seconds)
+        return stall
 
     @override
     async def Join(  # type: ignore[override]  # read and write are called, not iterated
@@ -173,6 +191,15 @@ class CoordinatorService(CoordinatorServicer):
         self._log.info("command", kind=command.kind, to_role=request.role, num_workers=sum(queued))
         return pb.CommandReply(num_workers=sum(queued))
 
+    @override
+    async def ReportCalls(
+        self, request: pb.CallReport, context: aio.ServicerContext[pb.CallReport, pb.CallReply]
+    ) -> pb.CallReply:
+        """Take a call watch's report. A process that never had a lease has no calls."""
+        if (lease := self._leases.of_process(request.process)) is not None:
+            self._long_calls.put(lease, calls_of(request), self._clock.monotonic(), limit=request.limit)
+        return pb.CallReply()
+
     async def run_sweeps(self) -> None:
         """Sweep every ``SWEEP_SECONDS``, until cancelled.
 
@@ -189,16 +216,20 @@ class CoordinatorService(CoordinatorServicer):
         now = self._clock.monotonic()
         if now - self._swept_at > STALL_SECONDS:
             self._listening_since = now
+            self._step_clock.rest(now)
         self._swept_at = now
         for lease in self._leases.expire(now, self._listening_since):
             self._on_lease_ended(lease, "lease_ran_out")
         for lease in self._leases.holders:
             if lease.instance not in self._streams and is_dead(lease.process):
                 self._leases.release(lease.instance)
+                self._long_calls.forget(lease)
                 self._on_lease_ended(lease, "worker_died")
         if now - self._copies_written_at > WRITE_COPIES_SECONDS:
             self._copies_written_at = now
             self._state.write_copies()
+        if now - self._judged_at > JUDGE_SECONDS:
+            self._judge(self._members.for_status(), self._long_calls.present(now), now)
         self._set_metrics(now)
 
     async def flush(self) -> None:
@@ -252,6 +283,7 @@ class CoordinatorService(CoordinatorServicer):
     def _register(self, hello: pb.Hello, claim: Claim, lease: Lease) -> None:
         rejoins = self._members.holds_index(claim, lease)
         if not rejoins:
+            self._long_calls.forget(lease)
             self._metrics.joins.labels(worker_role=lease.role).inc()
         self._log.info(
             "rejoined" if rejoins else "joined",
@@ -298,8 +330,10 @@ class CoordinatorService(CoordinatorServicer):
         self._members.update(claim, report, now)
         if (claim.role, claim.index) == (TRAINER, 0) and "env_steps" in report.stats:
             self._env_steps.note(now, report.stats["env_steps"])
-        if heartbeat.ledger_page:
-            self._state.copies.put(page_of(heartbeat, claim))
+        page = page_of(heartbeat, claim) if heartbeat.ledger_page else None
+        if page is not None:
+            self._state.copies.put(page)
+        self._step_clock.note(claim.role, claim.index or 0, report, page, now)
         if heartbeat.records:
             await self._append_rows(stream, rows_of(heartbeat, claim))
         return None
@@ -317,6 +351,7 @@ class CoordinatorService(CoordinatorServicer):
         if goodbye.done and (claim.role, claim.index) == (TRAINER, 0):
             self._experiment = replace(self._experiment, done=True)
         if (lease := self._leases.release(claim.instance)) is not None:
+            self._long_calls.forget(lease)
             self._on_lease_ended(lease, "left", reason=goodbye.reason, done=goodbye.done)
 
     async def _refuse(self, context: JoinContext, reason: str, role: str = "") -> None:

@@ -153,7 +153,8 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
             self._count("failed", info, error=str(error))
             return
         assert parameters is not None, "None only where newer_than is given"
-        envs, evaluation = begin_evaluation(parts.plan, parameters, info.metadata)
+        board = self._context.call_board
+        envs, evaluation = begin_evaluation(parts.plan, parameters, info.metadata, board=board)
         self._playing = _Playing(info=info, envs=envs, evaluation=evaluation, began=began)
         self._context.report_version(info.version)
 

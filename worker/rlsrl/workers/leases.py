@@ -97,6 +97,11 @@ class Leases:
         """Return the lease that the instance holds, or None."""
         return next((lease for lease in self._leases.values() if lease.held and lease.instance == instance), None)
 
+    def of_process(self, process: str) -> Lease | None:
+        """Return the lease of the process with that name, or the last one that it held; None if it never had one."""
+        found = [lease for lease in self._leases.values() if lease.process == process]
+        return max(found, key=lambda lease: (lease.held, lease.heard_at), default=None)
+
     def knows(self, role: str, index: int) -> bool:
         """Return whether the index was ever leased."""
         return (role, index) in self._leases

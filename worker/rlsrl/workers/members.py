@@ -37,13 +37,17 @@ class Members:
             report=before.report if before is not None and self.holds_index(claim, lease) else MemberReport(),
             heard_at=lease.heard_at,
             present=True,
+            waiting_since=lease.heard_at,
         )
 
     def update(self, claim: Claim, report: MemberReport, now: float) -> None:
         """Note the report of the member with that claim."""
         assert claim.index is not None, "the claim of a member has an index"
         member = self._members[claim.role, claim.index]
-        self._members[claim.role, claim.index] = replace(member, report=report, heard_at=now)
+        still_waits = report.waiting_for == member.report.waiting_for
+        self._members[claim.role, claim.index] = replace(
+            member, report=report, heard_at=now, waiting_since=member.waiting_since if still_waits else now
+        )
 
     def addresses(self, role: str) -> dict[int, str]:
         """Return the address of each present member of the role that serves streams, by index."""
@@ -55,7 +59,8 @@ class Members:
 
     def for_status(self) -> list[Member]:
         """Return all members as the status document needs them."""
-        return [replace(member, present=self._is_present(member)) for member in self._members.values()]
+        holders = {lease.instance for lease in self._leases.holders}
+        return [replace(member, present=member.instance in holders) for member in self._members.values()]
 
     def _is_present(self, member: Member) -> bool:
         return self._leases.holder(member.instance) is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from rlsrl.api.role_names import TRAINER
 from rlsrl.data.version import Version
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.workers.ledger_copies import LedgerCopies
+from rlsrl.workers.long_calls import WorkerCall
 
 RunPhase = Literal["starting", "training", "paused", "recovering", "finished"]
 """starting: before the first training step; paused: by a command; recovering: no trainer holds its lease; finished: the
@@ -53,6 +54,18 @@ class Member:
     """The time of its last message, in seconds on the coordinator's clock."""
     present: bool
     """Whether it holds its lease."""
+    waiting_since: float = 0.0
+    """The time of the first of the last heartbeats in a row with the same ``waiting_for``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """A run that takes no steps, though it should."""
+
+    seconds: float
+    """The time since the last step."""
+    reasons: tuple[str, ...]
+    """What the workers wait for, the likely cause first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +88,16 @@ def build_status(
     now: float,
     *,
     env_steps_per_second: float | None = None,
+    long_calls: Sequence[WorkerCall] = (),
+    stall: Stall | None = None,
 ) -> dict[str, Any]:
     """Return the status document.
 
     ``members`` has the newest worker of each (role, index), present or gone. The document's roles list only present
     workers. The phase and the totals depend on all members, and the ledger on the pages of all.
-    ``env_steps_per_second`` is the present speed of training.
+    ``env_steps_per_second`` is the present speed of training. ``long_calls`` are the environment calls that last long,
+    also those of workers that are gone because a call holds their interpreter lock. ``stall``: whether and why the run
+    takes no steps.
     """
     everyone = sorted(members, key=lambda member: (member.role, member.index))
     present = [member for member in everyone if member.present]
@@ -95,8 +112,15 @@ def build_status(
             for role in sorted({member.role for member in everyone})
         },
         "gone": [_gone(member, now) for member in everyone if not member.present],
+        "environment_calls": [_call(each) for each in long_calls],
+        "stall": None if stall is None else {"seconds": round(stall.seconds, 1), "reasons": list(stall.reasons)},
         "endpoints": dict(experiment.endpoints),
     }
+
+
+def is_stale(member: Member, now: float, heartbeat_seconds: float) -> bool:
+    """Return whether a worker has been silent for ``STALE_HEARTBEATS``."""
+    return now - member.heard_at > STALE_HEARTBEATS * heartbeat_seconds
 
 
 def derive_phase(members: Iterable[Member], *, done: bool) -> RunPhase:
@@ -131,6 +155,19 @@ def _gone(member: Member, now: float) -> dict[str, Any]:
     }
 
 
+def _call(found: WorkerCall) -> dict[str, Any]:
+    call = found.call
+    return {
+        "role": found.role,
+        "index": found.index,
+        "first_rank": call.first_rank,
+        "num_environments": call.num_environments,
+        "call": call.name,
+        "seconds": round(call.seconds, 1),
+        "text": str(found),
+    }
+
+
 def _worker(member: Member, experiment: ExperimentInfo, now: float) -> dict[str, Any]:
     age = max(0.0, now - member.heard_at)
     return {
@@ -145,7 +182,7 @@ def _worker(member: Member, experiment: ExperimentInfo, now: float) -> dict[str,
         "stats": {name: _finite(value) for name, value in sorted(member.report.stats.items())},
         "version": _text(member.report.version),
         "age_seconds": round(age, 3),
-        "stale": age > STALE_HEARTBEATS * experiment.heartbeat_seconds,
+        "stale": is_stale(member, now, experiment.heartbeat_seconds),
         "records_dropped": member.report.records_dropped,
         "endpoints": dict(member.endpoints),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import uuid
 
 import grpc
@@ -12,6 +13,7 @@ from grpc import aio
 
 from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
+from rlsrl.runtime.call_board import CALL_NAMES, EnvironmentCall
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.runtime.ledger import MAX_RECORD_BYTES, LedgerError, PageRecord
 from rlsrl.workers.learning_curve import CurveRow
@@ -94,6 +96,18 @@ def report_of(heartbeat: pb.Heartbeat) -> MemberReport:
         version=Version(version.attempt, version.step) if heartbeat.HasField("version") else None,
         records_dropped=heartbeat.records_dropped,
         activity={stage: share for stage, share in heartbeat.activity.items() if 0.0 <= share <= 1.0},
+    )
+
+
+def calls_of(report: pb.CallReport) -> tuple[EnvironmentCall, ...]:
+    """Return the environment calls in a report. Calls with values out of range are left out."""
+    return tuple(
+        EnvironmentCall(
+            first_rank=call.first_rank, num_environments=call.num_environments, name=name, seconds=call.seconds
+        )
+        for call in report.calls
+        for name in CALL_NAMES
+        if name == call.name and call.first_rank >= 0 and call.num_environments >= 1 and 0 <= call.seconds < math.inf
     )
 
 

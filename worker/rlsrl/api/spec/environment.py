@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from rlsrl.api.model import INTEGRAL, Arguments, Model, Name
-from rlsrl.api.spec.scalars import Attribute, Count
+from rlsrl.api.spec.scalars import Attribute, Count, PositiveSeconds
 
 
 class Atari(Model):
@@ -57,6 +57,11 @@ class Environment(Model):
     """Steps and resets with a reward or an observation that is NaN or infinite, in a row over all environments of an
     actor, that end the run. Any finite transition restarts the count. Until then such a step is dropped and counted,
     its episode is truncated, and its environment is reset. 1 allows none."""
+    step_seconds: PositiveSeconds | None = None
+    """Longest duration of one ``step``, in seconds. A step that lasts longer ends its actor or evaluator, which is
+    started again: this counts as a failure. Steps are measured to half a second. By default there is no limit."""
+    reset_seconds: PositiveSeconds = 600.0
+    """Longest duration of one ``reset``, in seconds, with the same effect."""
 
     @property
     def around_registered(self) -> tuple[str, ...]:

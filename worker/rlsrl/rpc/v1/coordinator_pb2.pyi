@@ -640,6 +640,83 @@ class CommandRequest(_message.Message):
 Global___CommandRequest: _TypeAlias = CommandRequest  # noqa: Y015
 
 @_typing.final
+class CallReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROCESS_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    process: _builtins.str
+    """The name of the worker's process, as in its Hello."""
+    limit: _builtins.str
+    """The field of the spec whose limit the first call has reached: the watch ends the worker. Empty: none."""
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___EnvironmentCall]:
+        """Longest first. They replace those of the report before."""
+
+    def __init__(
+        self,
+        *,
+        process: _builtins.str = ...,
+        calls: _abc.Iterable[Global___EnvironmentCall] | None = ...,
+        limit: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "limit", b"limit", "process", b"process"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallReport: _TypeAlias = CallReport  # noqa: Y015
+
+@_typing.final
+class EnvironmentCall(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_RANK_FIELD_NUMBER: _builtins.int
+    NUM_ENVIRONMENTS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    first_rank: _builtins.int
+    """The environment rank of the first environment."""
+    num_environments: _builtins.int
+    """The number of environments that step in bulk, or 1."""
+    name: _builtins.str
+    """"step" or "reset"."""
+    seconds: _builtins.float
+    """How long it has lasted."""
+    def __init__(
+        self,
+        *,
+        first_rank: _builtins.int = ...,
+        num_environments: _builtins.int = ...,
+        name: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_rank", b"first_rank", "name", b"name", "num_environments", b"num_environments", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnvironmentCall: _TypeAlias = EnvironmentCall  # noqa: Y015
+
+@_typing.final
+class CallReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallReply: _TypeAlias = CallReply  # noqa: Y015
+
+@_typing.final
 class CommandReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

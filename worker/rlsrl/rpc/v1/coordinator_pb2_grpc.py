@@ -49,6 +49,11 @@ class CoordinatorStub:
                 request_serializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CommandRequest.SerializeToString,
                 response_deserializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CommandReply.FromString,
                 _registered_method=True)
+        self.ReportCalls = channel.unary_unary(
+                '/rlsrl.rpc.v1.Coordinator/ReportCalls',
+                request_serializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CallReport.SerializeToString,
+                response_deserializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CallReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -77,6 +82,14 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportCalls(self, request, context):
+        """A worker's environment calls that last long. The worker's call watch repeats this while there are any: it is a
+        process of its own, because a call may hold the worker's interpreter lock.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +107,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Send,
                     request_deserializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CommandRequest.FromString,
                     response_serializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CommandReply.SerializeToString,
+            ),
+            'ReportCalls': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportCalls,
+                    request_deserializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CallReport.FromString,
+                    response_serializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CallReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -177,6 +195,33 @@ class Coordinator:
             '/rlsrl.rpc.v1.Coordinator/Send',
             rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CommandRequest.SerializeToString,
             rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CommandReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportCalls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlsrl.rpc.v1.Coordinator/ReportCalls',
+            rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CallReport.SerializeToString,
+            rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CallReply.FromString,
             options,
             channel_credentials,
             insecure,

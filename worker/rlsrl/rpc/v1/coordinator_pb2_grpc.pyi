@@ -42,6 +42,10 @@ class CoordinatorStub:
     """The experiment's current status."""
     Send: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CommandRequest, _coordinator_pb2.CommandReply]
     """Sends a command to the workers that are connected now. The controller and the command line call this."""
+    ReportCalls: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CallReport, _coordinator_pb2.CallReply]
+    """A worker's environment calls that last long. The worker's call watch repeats this while there are any: it is a
+    process of its own, because a call may hold the worker's interpreter lock.
+    """
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -55,6 +59,10 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """The experiment's current status."""
     Send: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CommandRequest, _coordinator_pb2.CommandReply]  # type: ignore[assignment]
     """Sends a command to the workers that are connected now. The controller and the command line call this."""
+    ReportCalls: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CallReport, _coordinator_pb2.CallReply]  # type: ignore[assignment]
+    """A worker's environment calls that last long. The worker's call watch repeats this while there are any: it is a
+    process of its own, because a call may hold the worker's interpreter lock.
+    """
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -83,5 +91,15 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.CommandReply, _abc.Awaitable[_coordinator_pb2.CommandReply]]:
         """Sends a command to the workers that are connected now. The controller and the command line call this."""
+
+    @_abc_1.abstractmethod
+    def ReportCalls(
+        self,
+        request: _coordinator_pb2.CallReport,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.CallReply, _abc.Awaitable[_coordinator_pb2.CallReply]]:
+        """A worker's environment calls that last long. The worker's call watch repeats this while there are any: it is a
+        process of its own, because a call may hold the worker's interpreter lock.
+        """
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

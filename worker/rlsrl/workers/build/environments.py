@@ -25,13 +25,16 @@ def lockstep_environments(
     source = environment_source(config.environment)
     seeds = _seeds(config, context, ranks)
     if config.vectorization == "native":
-        return make_native(source, len(ranks), seed=seeds[0], first_rank=ranks.start, faults=faults)
+        return make_native(
+            source, len(ranks), seed=seeds[0], first_rank=ranks.start, faults=faults, board=context.call_board
+        )
     return LoopVectorEnv(
         lambda: make_environment(source),
         seeds=seeds,
         first_rank=ranks.start,
         max_decorrelation_steps=config.max_decorrelation_steps,
         faults=faults,
+        board=context.call_board,
     )
 
 
@@ -53,6 +56,7 @@ def environment_threads(
         first_rank=ranks.start,
         max_decorrelation_steps=config.max_decorrelation_steps,
         faults=faults,
+        board=context.call_board,
     )
 
 

@@ -14,6 +14,7 @@ from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import LocalActor, PolicyActor
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.numpy_policy import NumpyActor
+from rlsrl.runtime.call_board import CallBoard
 from rlsrl.workers.build.common import environment_source, exported_actor, torch_policy
 from rlsrl.workers.evaluation import Evaluation, acting_noise, evaluation_seeds
 
@@ -54,16 +55,19 @@ def evaluator_plan(config: EvaluatorConfig) -> EvaluationPlan:
 
 
 def begin_evaluation(
-    plan: EvaluationPlan, parameters: Parameters, metadata: Mapping[str, Any]
+    plan: EvaluationPlan, parameters: Parameters, metadata: Mapping[str, Any], *, board: CallBoard | None = None
 ) -> tuple[VectorEnv, Evaluation]:
     """Return the environments, which the caller closes, and the evaluation of a stored version with its metadata.
+
+    ``board`` shows the environments' calls to the call watch; None: nobody watches them.
 
     Raises:
         ConfigurationError: the environment or the user's network cannot be made.
         LayoutMismatch: the weights belong to another network.
     """
     source = environment_source(plan.environment)
-    envs = LoopVectorEnv(lambda: make_environment(source), seeds=evaluation_seeds(plan.seed, plan.num_environments))
+    seeds = evaluation_seeds(plan.seed, plan.num_environments)
+    envs = LoopVectorEnv(lambda: make_environment(source), seeds=seeds, board=board)
     try:
         actor = _local_actor(plan, exported_actor(metadata), envs)
         actor.load(parameters)

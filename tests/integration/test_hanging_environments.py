@@ -1,0 +1,155 @@
+"""Environments whose call does not return: they are named, also while they hold the interpreter lock, and limits end
+their actor."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsrl.testing.live_runs import Desk, LiveRun, await_death, call_watches
+from rlsrl.workers.call_watch_process import END_SIGNAL
+
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {{name: live}}
+spec:
+  environment:
+    factory: "rlsrl.testing.environments:HangingEnv"
+    kwargs: {{gate: "{folder}/gate", hang: "{folder}/hang", method: {method}, holds_lock: {holds_lock}}}
+    {limits}
+  policy: {{network: {{mlp: {{hiddenSizes: [16]}}}}}}
+  algorithm: {{ppo: {{epochs: 1, minibatchSize: 64}}}}
+  actors: {{environments: 4, rolloutLength: 16, vectorization: {vectorization}}}
+  stop: {{returnMean: 7.5, episodes: 50}}
+"""
+
+
+class Place:
+    """A folder with an experiment whose environment rank 3 hangs when the test wants it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        method: str = "step",
+        holds_lock: bool = False,
+        vectorization: str = "loop",
+        limits: str = "",
+    ) -> None:
+        lock = "true" if holds_lock else "false"
+        self.folder = folder
+        self.desk = Desk(
+            folder,
+            EXPERIMENT.format(
+                folder=folder, method=method, holds_lock=lock, vectorization=vectorization, limits=limits
+            ),
+        )
+
+    def hang(self, run: LiveRun) -> None:
+        """Let the environment hang once training goes on; return when it does."""
+        self.await_steps(run)
+        (self.folder / "hang").touch()
+        run.until(lambda: not (self.folder / "hang").exists(), "an environment that hangs")
+
+    def await_steps(self, run: LiveRun) -> None:
+        """Wait for three training steps."""
+        before = run.until(lambda: steps(run), "training steps")
+        run.until(lambda: (steps(run) or 0.0) > before + 3, "further training steps")
+
+
+def steps(run: LiveRun) -> float | None:
+    status = run.facts.status()
+    return None if status is None else status["totals"]["train_steps"]
+
+
+def long_calls(run: LiveRun) -> list[dict[str, Any]]:
+    status = run.facts.status()
+    found: list[dict[str, Any]] = [] if status is None else status["environment_calls"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("holds_lock", "method", "vectorization"),
+    [
+        (True, "step", "loop"),
+        pytest.param(False, "reset", "loop", marks=pytest.mark.slow),
+        pytest.param(False, "step", "threads", marks=pytest.mark.slow),
+    ],
+)
+def test_a_call_that_hangs_is_named_everywhere(
+    tmp_path: Path, holds_lock: bool, method: str, vectorization: str
+) -> None:
+    place = Place(tmp_path, method=method, holds_lock=holds_lock, vectorization=vectorization)
+    with place.desk.begin() as run:
+        place.hang(run)
+        (call,) = run.until(lambda: long_calls(run), "a report about the call")
+        assert (call["role"], call["index"], call["first_rank"], call["call"]) == ("actor", 0, 3, method)
+        text = f"environment rank 3 has been in {method} for "
+        run.until(lambda: text in run.output, "a line of rlsrl run")
+        top = run.until(lambda: text in (output := place.desk.call("top", "live").stdout) and output, "rlsrl top")
+        assert "(actor-0)" in top
+        output = (run.facts.folder / "logs" / "actor-0.out").read_text()
+        assert output.splitlines()[-1].startswith(f"rlsrl: {text}")
+        if holds_lock:
+            run.until(lambda: _is_gone(run), "the actor's lease expires")
+            assert long_calls(run), "its call is still shown"
+        (actor,) = run.workers("actor")
+        (watch,) = call_watches(run.facts.run_uid)
+        os.kill(actor.pid, signal.SIGKILL)
+        await_death(watch.pid)
+        run.until(lambda: not long_calls(run), "the successor's environments work")
+        place.await_steps(run)
+        (tmp_path / "gate").touch()
+        assert run.wait() == 0, run.output
+    assert place.desk.facts().leftovers() == []
+
+
+def _is_gone(run: LiveRun) -> bool:
+    status = run.facts.status()
+    return status is not None and [each["role"] for each in status["gone"]] == ["actor"]
+
+
+@pytest.mark.parametrize(
+    ("holds_lock", "method", "vectorization"),
+    [
+        (True, "step", "loop"),
+        pytest.param(False, "step", "threads", marks=pytest.mark.slow),
+        pytest.param(False, "reset", "loop", marks=pytest.mark.slow),
+    ],
+)
+def test_a_call_that_reaches_its_limit_ends_the_actor_and_training_goes_on(
+    tmp_path: Path, holds_lock: bool, method: str, vectorization: str
+) -> None:
+    place = Place(
+        tmp_path,
+        method=method,
+        holds_lock=holds_lock,
+        vectorization=vectorization,
+        limits=f"{method}Seconds: 2",
+    )
+    with place.desk.begin() as run:
+        place.hang(run)
+        reason = re.compile(
+            rf"rlsrl: environment rank 3 was in {method} for \d+ s \(environment.{method}Seconds\): the actor was ended"
+        )
+        note = re.compile(rf"actor-0 exited with code {END_SIGNAL.value}: {reason.pattern}; restarting")
+        run.until(lambda: note.search(run.output), "the actor ends")
+        (event,) = place.desk.facts().logged("coordinator-0", "environment_hang")
+        assert (event["worker"], event["rank"], event["call"]) == ("actor-0", 3, method)
+        place.await_steps(run)
+        (tmp_path / "gate").touch()
+        assert run.wait() == 0, run.output
+    facts = place.desk.facts()
+    output = (facts.folder / "logs" / "actor-0.out").read_text()
+    before = reason.split(output)[0]
+    assert re.search(r'environments\.py", line \d+ in _perhaps_hang', before), output
+    summary = facts.json("summary.json")
+    assert summary["restarts"] == {"actor": 1}
+    assert summary["ledger"]["balanced"], summary["ledger"]
+    assert facts.leftovers() == []

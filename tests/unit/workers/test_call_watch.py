@@ -1,0 +1,89 @@
+"""When the call watch reports, and when it ends the worker. The test passes the time."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import pytest
+
+from rlsrl.runtime.call_board import BOARD_BYTES, IDLE, IS_RESET, LANE, NUM_CALLS, CallBoard, CallName, EnvironmentCall
+from rlsrl.workers.call_watch_process import LONG_SECONDS, POLL_SECONDS, REPEAT_SECONDS, CallWatch, WatchOptions
+
+
+class Watched:
+    """A worker with two threads, and what its watch does."""
+
+    def __init__(self, *, step: float | None = None, reset: float | None = None) -> None:
+        board = CallBoard(mmap.mmap(-1, BOARD_BYTES))
+        self.entries = [board.open_entry(40), board.open_entry(50)]
+        self.reports: list[tuple[list[tuple[int, str, float]], str]] = []
+        self.ended: list[tuple[int, str]] = []
+        limits: dict[CallName, float | None] = {"step": step, "reset": reset}
+        self.watch = CallWatch(board, limits, report=self.report, end=self.end)
+
+    def report(self, calls: Sequence[EnvironmentCall], limit: str) -> None:
+        self.reports.append(([(call.first_rank, call.name, call.seconds) for call in calls], limit))
+
+    def end(self, call: EnvironmentCall, limit: str) -> None:
+        self.ended.append((call.first_rank, limit))
+
+    def call(self, lane: int, *, thread: int = 0, is_reset: bool = False) -> None:
+        entry = self.entries[thread]
+        entry[NUM_CALLS] += 1
+        entry[IS_RESET], entry[LANE] = is_reset, lane
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(round(seconds / POLL_SECONDS)):
+            self.watch.look(POLL_SECONDS)
+
+
+def test_short_calls_are_not_reported() -> None:
+    worker = Watched(step=1.0)
+    for lane in range(20):
+        worker.call(lane % 2)
+        worker.pass_time(POLL_SECONDS)
+    assert (worker.reports, worker.ended) == ([], [])
+
+
+def test_a_long_call_is_reported_repeatedly_and_its_end_once() -> None:
+    worker = Watched()
+    worker.call(3)
+    worker.pass_time(LONG_SECONDS)
+    assert worker.reports == []
+    worker.pass_time(POLL_SECONDS)
+    assert worker.reports == [([(43, "step", LONG_SECONDS)], "")]
+    worker.pass_time(REPEAT_SECONDS)
+    assert worker.reports[1:] == [([(43, "step", LONG_SECONDS + REPEAT_SECONDS)], "")]
+    worker.entries[0][LANE] = IDLE
+    worker.pass_time(10 * REPEAT_SECONDS)
+    assert worker.reports[2:] == [([], "")]
+
+
+def test_the_longest_call_comes_first() -> None:
+    worker = Watched()
+    worker.call(0)
+    worker.pass_time(1.0)
+    worker.call(1, thread=1, is_reset=True)
+    worker.pass_time(LONG_SECONDS + REPEAT_SECONDS + 1.0)
+    calls, _ = worker.reports[-1]
+    assert [call[:2] for call in calls] == [(40, "step"), (51, "reset")]
+
+
+@pytest.mark.parametrize(
+    ("is_reset", "field"), [(False, "environment.stepSeconds"), (True, "environment.resetSeconds")]
+)
+def test_a_call_that_reaches_its_limit_is_reported_and_ends_the_worker(is_reset: bool, field: str) -> None:
+    worker = Watched(step=None if is_reset else 2.0, reset=2.0 if is_reset else None)
+    worker.call(1, is_reset=is_reset)
+    worker.call(0, thread=1, is_reset=not is_reset)
+    worker.pass_time(2.0)
+    assert worker.ended == []
+    worker.pass_time(POLL_SECONDS)
+    assert worker.ended == [(41, field)]
+    assert worker.reports == [([(41, "reset" if is_reset else "step", 2.0)], field)]
+
+
+def test_options_survive_the_command_line() -> None:
+    options = WatchOptions(board=3, role="actor", process="p", coordinator="h:1", limits={"step": None, "reset": 6.5})
+    assert WatchOptions.from_json(options.to_json()) == options

@@ -1,0 +1,126 @@
+"""The call board: the environment call that each thread of this process is in, in memory that another process reads.
+
+A call of an environment may never return, and it may hold the interpreter lock. So a process of its own, the call watch
+(``rlsrl.workers.call_watch_process``), reads the board. This module imports little because that process imports it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+CallName = Literal["step", "reset"]
+CALL_NAMES: tuple[CallName, ...] = get_args(CallName)
+
+LANE, NUM_CALLS, IS_RESET, FIRST_RANK, SPAN, IS_OPEN = range(6)
+"""The words of an entry, each a 64-bit integer.
+
+``LANE``: the lane whose environment is called; ``IDLE`` between calls. ``NUM_CALLS`` rises with each call of the same
+lane, so that ``LANE`` and ``NUM_CALLS`` together never stay equal from one call to the next. ``IS_RESET``: 1 during a
+reset. ``FIRST_RANK``: the environment rank of lane 0. ``SPAN``: the number of environments in one call: 1, or all that
+step in bulk. ``IS_OPEN``: 1 while the entry has an owner.
+"""
+IDLE = -1
+"""The lane of an entry whose thread is outside environments."""
+
+CallEntry = memoryview | list[int]
+"""One thread's words on the board; only this thread writes them. A list: nobody reads them."""
+
+BOARD_BYTES = 1 << 20
+"""The kernel provides only the pages that are written."""
+_WORDS = 6
+_MAX_ENTRIES = BOARD_BYTES // (8 * _WORDS) - 1
+_NUM_ENTRIES = 0
+"""The board's first word: how many entries were ever open."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoardCall:
+    """A call that has not returned."""
+
+    first_rank: int
+    """The rank of its first environment."""
+    num_environments: int
+    """The environments of the call: ranks from ``first_rank`` on."""
+    name: CallName
+    entry: int
+    """The number of its entry."""
+    mark: tuple[int, int, int]
+    """Differs from that of the call before on the same entry."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentCall:
+    """A call of one environment, or of several that step in bulk, that has not returned."""
+
+    first_rank: int
+    """The rank of its first environment."""
+    num_environments: int
+    """The environments of the call: ranks from ``first_rank`` on."""
+    name: CallName
+    seconds: float
+    """How long it has lasted."""
+
+    @property
+    def who(self) -> str:
+        """The environments by rank."""
+        if self.num_environments == 1:
+            return f"environment rank {self.first_rank}"
+        return f"environment ranks {self.first_rank} to {self.first_rank + self.num_environments - 1}"
+
+    @property
+    def text(self) -> str:
+        """The call in words."""
+        has_been = "has been" if self.num_environments == 1 else "have been"
+        return f"{self.who} {has_been} in {self.name} for {self.seconds:.0f} s"
+
+
+class CallBoard:
+    """The entries of all threads that step environments. Any thread may open and close entries."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        """Use ``BOARD_BYTES`` of memory, which the writer and the reader share. New memory holds zeros."""
+        self._words = memoryview(memory).cast("q")
+        self._lock = threading.Lock()
+
+    def open_entry(self, first_rank: int, *, span: int = 1) -> CallEntry:
+        """Return an idle entry for one thread. ``first_rank`` and ``span``: see ``FIRST_RANK`` and ``SPAN``."""
+        with self._lock:
+            num_entries = self._words[_NUM_ENTRIES]
+            number = next((each for each in range(num_entries) if not self._entry(each)[IS_OPEN]), num_entries)
+            assert number < _MAX_ENTRIES, "no process has so many threads"
+            entry = self._entry(number)
+            for word, value in ((LANE, IDLE), (IS_RESET, 0), (FIRST_RANK, first_rank), (SPAN, span), (IS_OPEN, 1)):
+                entry[word] = value
+            self._words[_NUM_ENTRIES] = max(num_entries, number + 1)
+            return entry
+
+    def calls(self) -> Iterator[BoardCall]:
+        """Yield the calls that have not returned. Another process may write meanwhile."""
+        for number in range(self._words[_NUM_ENTRIES]):
+            lane, num_calls, is_reset, first_rank, span, is_open = self._entry(number)
+            if is_open and lane != IDLE:
+                yield BoardCall(
+                    first_rank=first_rank + lane,
+                    num_environments=span,
+                    name="reset" if is_reset else "step",
+                    entry=number,
+                    mark=(lane, num_calls, is_reset),
+                )
+
+    def _entry(self, number: int) -> memoryview:
+        return self._words[_WORDS * (number + 1) : _WORDS * (number + 2)]
+
+
+def private_entry() -> CallEntry:
+    """Return an entry on no board."""
+    return [IDLE, *[0] * (_WORDS - 1)]
+
+
+def close_entry(entry: CallEntry) -> None:
+    """Give the entry back. Idempotent."""
+    entry[LANE] = IDLE
+    entry[IS_OPEN] = 0
