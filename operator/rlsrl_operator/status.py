@@ -11,10 +11,12 @@ from rlsrl.api.reasons import (
     ACCEPTED,
     DURABLE,
     GANG_COMPLETE,
+    PROGRESSING,
     READY,
     AcceptedReason,
     ConditionType,
     PodReason,
+    ProgressReason,
     ReadyReason,
     Reason,
     is_trouble,
@@ -35,6 +37,16 @@ _MESSAGE_LENGTH = 1024
 _MAX_NUMBER = 1e15
 """Larger numbers do not fit the schema of the status."""
 _MAX_VERSION_LENGTH = 64
+_LONG_CALL_SECONDS = 60.0
+"""Duration from which a call of an environment is in the condition Progressing."""
+_REST: Mapping[Phase, tuple[ProgressReason, str]] = {
+    "Queued": ("Queued", "the trainers wait for their queue"),
+    "Starting": ("Starting", "the trainers are starting"),
+    "Suspended": ("Suspended", "the experiment is suspended"),
+    "Succeeded": ("Finished", "the experiment has finished"),
+    "Failed": ("Finished", "the experiment has finished"),
+}
+"""The reason and the message of the condition Progressing in phases in which no steps are taken."""
 _STEADY = frozenset({"ContainerCreating", "PodInitializing"})
 """Reasons of a waiting container that need no attention."""
 
@@ -101,12 +113,14 @@ def failures(status: ExperimentStatus, *, decay_seconds: float, now: datetime) -
 def with_numbers(
     status: ExperimentStatus, page: Mapping[str, Any], *, generation: int, now: datetime
 ) -> ExperimentStatus:
-    """Return the status with the run's numbers from the coordinator's ``/status``, and with the condition Durable if
-    they tell whether versions are stored.
+    """Return the status with the run's numbers from the coordinator's ``/status``, and with the conditions Progressing
+    and Durable if the page says whether steps are taken and versions are stored.
     """
     totals = page.get("totals")
     totals = totals if isinstance(totals, dict) else {}
     status = status.model_copy(update={"training": training(totals, now)})
+    if "stall" in page:
+        status = with_condition(status, PROGRESSING, *_progress(page), generation=generation, now=now)
     unstored = _number(totals, "unstored_versions")
     if unstored is None:
         return status
@@ -115,6 +129,34 @@ def with_numbers(
         return with_condition(status, DURABLE, "True", "Stored", message, generation=generation, now=now)
     message = f"the last {unstored:.0f} scheduled versions could not be stored; the trainer's log has the error"
     return with_condition(status, DURABLE, "False", "NotStored", message, generation=generation, now=now)
+
+
+def _progress(page: Mapping[str, Any]) -> tuple[Literal["True", "False"], ProgressReason, str]:
+    """Return the status, the reason and the message of the condition Progressing."""
+    if page.get("phase") == "paused":
+        return "False", "Paused", "the trainers are paused"
+    stall = page["stall"]
+    if isinstance(stall, dict) and (seconds := _number(stall, "seconds")) is not None:
+        reasons = stall.get("reasons")
+        texts = [each for each in reasons if isinstance(each, str)] if isinstance(reasons, list) else []
+        message = f"no environment step and no training step for {seconds:.0f} s"
+        return "False", "Stalled", f"{message}: {'; '.join(texts)}" if texts else message
+    calls = page.get("environment_calls")
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(call, dict) and (_number(call, "seconds") or 0.0) > _LONG_CALL_SECONDS:
+            return "True", "LongCall", f"training goes on; {call.get('text')}"
+    return "True", "Progressing", "steps are taken"
+
+
+def _at_rest(status: ExperimentStatus, *, generation: int, now: datetime) -> ExperimentStatus:
+    """Return the status of an experiment that has taken steps, and takes none in its present phase."""
+    if status.phase is None or status.phase not in _REST or condition(status, PROGRESSING) is None:
+        return status
+    status = with_condition(status, PROGRESSING, "False", *_REST[status.phase], generation=generation, now=now)
+    if status.training is None or status.phase in TERMINAL:
+        return status
+    still = status.training.model_copy(update={"env_steps_per_second": 0})
+    return status.model_copy(update={"training": still})
 
 
 def events(document: Manifest, before: ExperimentStatus, after: ExperimentStatus, now: datetime) -> Iterator[Manifest]:
@@ -218,7 +260,7 @@ def summarize(
     phase = status.phase
     if phase not in _PODLESS_PHASES and phase != "Queued":
         phase = "Running" if complete is not None and complete.status == "True" else "Starting"
-    return status.model_copy(
+    status = status.model_copy(
         update={
             "phase": phase,
             "observed_generation": generation,
@@ -226,6 +268,7 @@ def summarize(
             "trainers": counts[TRAINER],
         }
     )
+    return _at_rest(status, generation=generation, now=now)
 
 
 def _role_counts(

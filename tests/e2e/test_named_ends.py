@@ -10,7 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from rlsrl.testing.faults import NAME, Faults, all_ready, begin, gated_experiment, goes_on, lives, reach_the_goal
+from rlsrl.api.pods import terminations
+from rlsrl.testing.faults import (
+    GATE,
+    NAME,
+    STEP_SECONDS,
+    Faults,
+    all_ready,
+    begin,
+    gated_experiment,
+    goes_on,
+    lives,
+    reach_the_goal,
+)
 from rlsrl.testing.kubectl import COMMAND_SECONDS, ClusterExperiment, Namespace, Nodes, release, run
 from rlsrl.testing.recovery import GOAL, Recovered
 from rlsrl.testing.waiting import until
@@ -41,6 +53,12 @@ def await_reason(experiment: ClusterExperiment, aspect: str, *reasons: str) -> s
     """Wait for one of the reasons; return the message."""
     until(lambda: experiment.condition(aspect).get("reason") in reasons, f"{aspect} is {' or '.join(reasons)}")
     return str(experiment.condition(aspect)["message"])
+
+
+def touch(experiment: ClusterExperiment, role: str, path: str) -> None:
+    """Create a file in each pod of the role."""
+    for pod in experiment.pods(role):
+        experiment.where.kubectl("exec", pod["metadata"]["name"], "--", "touch", path)
 
 
 def after_the_cure(
@@ -189,4 +207,30 @@ def test_the_api_server_is_away_for_a_minute(where: Namespace, recovered: Recove
     Faults(experiment, recovered).make("60 s without the API server", [], fault)
     assert experiment.env_steps() > before
     assert experiment.status["restarts"] == 0
+    reach_the_goal(experiment)
+
+
+def test_an_environment_that_hangs(where: Namespace, recovered: Recovered) -> None:
+    """It is named as the cause of a stall; at its limit its actor is restarted, and training goes on by itself."""
+    experiment = begin(
+        where,
+        environment={
+            "factory": "rlsrl.testing.environments:HangingEnv",
+            "kwargs": {"gate": GATE, "hang": "/tmp/hang", "step_seconds": STEP_SECONDS},
+            "stepSeconds": 120,
+        },
+        actors={"replicas": 1, "environments": 8, "rolloutLength": 64},
+    )
+    assert await_reason(experiment, "Progressing", "Progressing") == "steps are taken"
+    began = time.monotonic()
+    touch(experiment, "actor", "/tmp/hang")
+    message = await_reason(experiment, "Progressing", "Stalled")
+    assert "environment rank 3 has been in step for " in message
+    assert "has waited for batch for " in message
+    until(lambda: experiment.status["training"]["envStepsPerSecond"] == 0, "FPS falls to 0")
+    await_reason(experiment, "Progressing", "Progressing")
+    (actor,) = experiment.pods("actor")
+    assert [(end["exitCode"], "was in step for " in end["message"]) for end in terminations(actor)] == [(12, True)]
+    goes_on(experiment)
+    recovered("environment that hangs", time.monotonic() - began, f"Progressing: Stalled, then {GOAL}")
     reach_the_goal(experiment)

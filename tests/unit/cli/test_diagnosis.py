@@ -112,6 +112,19 @@ def test_starting_pods_are_not_listed_beside_problems() -> None:
     assert [finding.what for finding in found(experiment("Starting", *conditions))] == ["Ready"]
 
 
+def test_a_run_that_stands_still_is_a_problem_and_one_that_need_not_move_is_none() -> None:
+    message = (
+        "no environment step and no training step for 61 s: environment rank 3 has been in step for 61 s (actor-0)"
+    )
+    (finding,) = found(experiment("Running", *WELL, condition("Progressing", "Stalled", message)))
+    assert (finding.what, finding.reason, finding.message) == ("Progressing", "Stalled", message)
+    assert finding.explanation is not None and "environment.stepSeconds" in finding.explanation.cure
+    for reason in ("Progressing", "Paused"):
+        assert found(experiment("Running", *WELL, condition("Progressing", reason, "x"))) == []
+    waits = (condition("Ready", "Starting", "x"), condition("Progressing", "Starting", "y"))
+    assert [each.what for each in found(experiment("Starting", *waits))] == ["Ready"]
+
+
 def test_a_starting_experiment_has_problems_in_the_order_of_conditions() -> None:
     gang = condition("GangComplete", "Starting", "attempt 1 begins")
     findings = found(experiment("Starting", gang, condition("Ready", "Starting", "trainer 0/1 ready"), WELL[0]))
@@ -158,6 +171,7 @@ def test_a_terminating_pod_is_reported_without_a_cure() -> None:
 def test_earlier_exits_of_a_healthy_pod_are_available() -> None:
     ended = {"reason": "Error", "exitCode": 1, "finishedAt": "2026-01-01T12:03:00Z"}
     again = pod("cartpole-actor-x", "actor", ready=True, lastState={"terminated": ended}, restartCount=2)
-    assert past_restarts([again, pod("cartpole-actor-y", "actor")]) == [
-        "cartpole-actor-x restarted 2x; last termination: Error, exit code 1 at 2026-01-01T12:03:00Z"
-    ]
+    text = "cartpole-actor-x restarted 2x; last termination: Error, exit code 1 at 2026-01-01T12:03:00Z"
+    assert past_restarts([again, pod("cartpole-actor-y", "actor")]) == [text]
+    ended["message"] = "Traceback ...\nrlsrl: environment rank 3 was in step for 30 s\n"
+    assert past_restarts([again]) == [f"{text}: rlsrl: environment rank 3 was in step for 30 s"]

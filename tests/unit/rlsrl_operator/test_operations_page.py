@@ -17,6 +17,7 @@ from rlsrl.api.reasons import (
     DurableReason,
     FinishedReason,
     GangReason,
+    ProgressReason,
     ReadyReason,
     explain,
 )
@@ -26,6 +27,8 @@ REPOSITORY = Path(__file__).parents[3]
 PAGE = (REPOSITORY / "docs" / "kubernetes" / "operations.md").read_text(encoding="utf-8")
 SOURCES = {path: path.read_text(encoding="utf-8") for path in (REPOSITORY / "operator").rglob("*.py")}
 ASPECTS: tuple[ConditionType, ...] = get_args(ConditionType)
+OF_EACH = (AcceptedReason, ReadyReason, GangReason, ProgressReason, DurableReason, FinishedReason)
+"""The reasons of each condition, in the same order."""
 
 
 def section(title: str) -> str:
@@ -56,10 +59,7 @@ def test_every_condition_has_a_section() -> None:
     assert set(REASONS) == set(ASPECTS)
 
 
-@pytest.mark.parametrize(
-    ("condition_type", "reasons"),
-    list(zip(ASPECTS, (AcceptedReason, ReadyReason, GangReason, DurableReason, FinishedReason), strict=True)),
-)
+@pytest.mark.parametrize(("condition_type", "reasons"), list(zip(ASPECTS, OF_EACH, strict=True)))
 def test_every_reason_of_a_condition_is_explained(condition_type: ConditionType, reasons: object) -> None:
     table = first_table(section(condition_type))
     assert set(table) == set(REASONS[condition_type]) == set(get_args(reasons))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from rlsrl.api.reasons import ACCEPTED, DURABLE, FINISHED, GANG_COMPLETE, READY, is_trouble
+from rlsrl.api.reasons import ACCEPTED, DURABLE, FINISHED, GANG_COMPLETE, PROGRESSING, READY, is_trouble
 from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import ExperimentContext, Manifest
@@ -201,6 +201,69 @@ def test_numbers_change_nothing_else() -> None:
     durable_condition = condition(told, DURABLE)
     assert durable_condition is not None and durable_condition.reason == "NotStored"
     assert told.model_copy(update={"training": None, "conditions": before.conditions}) == before
+
+
+CALL = {"text": "environment rank 3 has been in step for 61 s (actor-0)", "seconds": 61.0}
+WAIT = "trainer-0 has waited for batch for 61 s"
+NO_STEP = "no environment step and no training step for 61 s"
+
+
+@pytest.mark.parametrize(
+    ("page", "holds", "reason", "message"),
+    [
+        ({"stall": None}, "True", "Progressing", "steps are taken"),
+        (
+            {"stall": {"seconds": 61.2, "reasons": [CALL["text"], WAIT]}, "environment_calls": [CALL]},
+            "False",
+            "Stalled",
+            f"{NO_STEP}: {CALL['text']}; {WAIT}",
+        ),
+        ({"stall": {"seconds": 61.2, "reasons": [3, None]}}, "False", "Stalled", NO_STEP),
+        ({"stall": {"seconds": 61.2}}, "False", "Stalled", NO_STEP),
+        ({"stall": None, "environment_calls": [CALL]}, "True", "LongCall", f"training goes on; {CALL['text']}"),
+        ({"stall": None, "environment_calls": [{**CALL, "seconds": 59.0}]}, "True", "Progressing", "steps are taken"),
+        ({"stall": {}, "environment_calls": [7, {}]}, "True", "Progressing", "steps are taken"),
+        ({"stall": 5, "environment_calls": {}}, "True", "Progressing", "steps are taken"),
+        ({"phase": "paused", "stall": None}, "False", "Paused", "the trainers are paused"),
+    ],
+)
+def test_whether_an_experiment_takes_steps_is_a_condition(
+    page: dict[str, Any], holds: str, reason: str, message: str
+) -> None:
+    said = condition(with_numbers(ExperimentStatus(), page, generation=1, now=NOW), PROGRESSING)
+    assert said is not None
+    assert (said.status, said.reason, said.message) == (holds, reason, message)
+    assert is_trouble(reason) is (reason in ("Stalled", "LongCall"))
+
+
+def test_a_page_of_an_older_coordinator_says_nothing_about_steps() -> None:
+    assert condition(with_numbers(ExperimentStatus(), {"totals": NUMBERS}, generation=1, now=NOW), PROGRESSING) is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason", "speed"),
+    [("Suspended", "Suspended", 0), ("Queued", "Queued", 0), ("Running", "Starting", 0), ("Failed", "Finished", 1000)],
+)
+def test_an_experiment_that_need_not_take_steps_does_not_stall(phase: Phase, reason: str, speed: int) -> None:
+    """``Running`` with an incomplete gang becomes ``Starting``."""
+    before = with_numbers(
+        ExperimentStatus(phase=phase, attempt=1),
+        {"totals": NUMBERS, "stall": {"seconds": 99}},
+        generation=1,
+        now=NOW,
+    )
+    told = summarize(before, context(), [], later(10))
+    said = condition(told, PROGRESSING)
+    assert said is not None
+    assert (said.status, said.reason, said.last_transition_time) == ("False", reason, stamp(NOW))
+    assert told.training is not None
+    assert told.training.env_steps_per_second == speed
+    assert summarize(told, context(), [], later(20)) == told
+
+
+def test_an_experiment_that_never_ran_has_no_such_condition() -> None:
+    told = summarize(ExperimentStatus(phase="Suspended", attempt=1), context(), [], NOW)
+    assert condition(told, PROGRESSING) is None
 
 
 FULL = ExperimentStatus(

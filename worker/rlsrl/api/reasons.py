@@ -13,11 +13,12 @@ from typing import Final, Literal, NewType
 
 from rlsrl.api.status import Phase
 
-ConditionType = Literal["Accepted", "Ready", "GangComplete", "Durable", "Finished"]
+ConditionType = Literal["Accepted", "Ready", "GangComplete", "Progressing", "Durable", "Finished"]
 """The types of conditions."""
 ACCEPTED: Final = "Accepted"
 READY: Final = "Ready"
 GANG_COMPLETE: Final = "GangComplete"
+PROGRESSING: Final = "Progressing"
 DURABLE: Final = "Durable"
 FINISHED: Final = "Finished"
 
@@ -27,11 +28,12 @@ EndReason = Literal[
 ]
 FinishedReason = Literal[EndReason, "Retried"]
 GangReason = Literal["Starting", "Complete", "Restarting", "Suspended", "Finished"]
+ProgressReason = Literal["Progressing", "LongCall", "Stalled", "Paused", "Starting", "Queued", "Suspended", "Finished"]
 DurableReason = Literal["Stored", "NotStored"]
 ReadyReason = Literal[
     "Ready", "Starting", "FailedCreate", "Waiting", "Unschedulable", "Queued", "Suspended", "Finished"
 ]
-Reason = AcceptedReason | DurableReason | FinishedReason | GangReason | ReadyReason
+Reason = AcceptedReason | DurableReason | FinishedReason | GangReason | ProgressReason | ReadyReason
 """Reasons that the operator gives."""
 PodReason = NewType("PodReason", str)
 """Kubernetes' reason of a pod's state, reported under ``Ready``, for example ``ImagePullBackOff``."""
@@ -176,6 +178,35 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
         "Suspended": Judgement("`suspend` is true.", "Set `suspend` to false to continue.", "False"),
         "Finished": Judgement("The experiment has finished, and its trainers are gone or ending.", "Nothing.", "False"),
     },
+    PROGRESSING: {
+        "Progressing": Judgement(
+            "Environment steps and training steps are taken, or the last one was less than a minute ago.",
+            "Nothing.",
+            "True",
+        ),
+        "LongCall": Judgement(
+            "Training goes on, but a call of an environment has lasted longer than a minute. The message names the "
+            "environment by its rank, the call and the worker.",
+            "Nothing, if the environment is meant to be so slow. Otherwise delete the worker's pod, and set "
+            "`environment.stepSeconds`: a worker whose call lasts longer is then restarted.",
+            "True",
+        ),
+        "Stalled": Judgement(
+            "The experiment has taken no environment step and no training step for a minute, or for ten minutes while "
+            "a worker works. If steps are rare, twice their interval counts. The message says what the workers wait "
+            "for, and names environments that hang.",
+            "An environment hangs: correct it, or set `environment.stepSeconds`; to go on now, delete the pod of the "
+            "worker. A worker does not answer: read its log. Trainers wait for `batch`: look at the actors. Actors "
+            "wait for `credit`: look at the trainers; a hanging disk stops training. Actors wait for `inference`: "
+            "look at the policy workers.",
+            "False",
+        ),
+        "Paused": Judgement("Workers are paused by a command.", "Start them again.", "False"),
+        "Starting": Judgement("The trainers are starting, at first or again.", "Nothing.", "False"),
+        "Queued": Judgement("The trainers wait for their queue.", "Nothing.", "False"),
+        "Suspended": Judgement("`suspend` is true.", "Set `suspend` to false to continue.", "False"),
+        "Finished": Judgement("The experiment has finished.", "Nothing.", "False"),
+    },
     DURABLE: {
         "Stored": Judgement("All scheduled versions are stored.", "Nothing.", "True"),
         "NotStored": Judgement(
@@ -234,7 +265,20 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
 }
 """By condition."""
 QUIET: frozenset[str] = frozenset(
-    {"Accepted", "Ready", "Queued", "Starting", "Complete", "Stored", "Suspended", "Finished", "Succeeded", "Retried"}
+    {
+        "Accepted",
+        "Ready",
+        "Queued",
+        "Starting",
+        "Complete",
+        "Progressing",
+        "Paused",
+        "Stored",
+        "Suspended",
+        "Finished",
+        "Succeeded",
+        "Retried",
+    }
 )
 """Reasons that need no attention."""
 
@@ -277,8 +321,8 @@ ENDS: Mapping[str, Explanation] = {
         "each actor, a smaller batch.",
     ),
     "Error": Explanation(
-        "The worker failed; the last line of its log is next to it. Exit code 2 is a configuration error, 137 a kill, "
-        "143 a requested end.",
+        "The worker failed; the last line of its log is next to it. Exit code 2 is a configuration error, 12 an "
+        "environment's call that reached its limit, 137 a kill, 143 a requested end.",
         "Read its log: `kubectl rlsrl logs NAME --previous`.",
     ),
     "ContainerStatusUnknown": Explanation(

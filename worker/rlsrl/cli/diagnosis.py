@@ -11,7 +11,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from rlsrl.api.pods import CONTAINER, ROLE_LABEL, is_ready, restarts, terminations
-from rlsrl.api.reasons import CLAIM_PENDING, ENDS, FINISHED, REASONS, STALE, UNSEEN, Explanation, explain, is_trouble
+from rlsrl.api.reasons import (
+    CLAIM_PENDING,
+    ENDS,
+    FINISHED,
+    PROGRESSING,
+    REASONS,
+    STALE,
+    UNSEEN,
+    Explanation,
+    explain,
+    is_trouble,
+)
 from rlsrl.api.status import ExperimentStatus
 from rlsrl.cli.kubectl import Object, last_seen
 from rlsrl.cli.status_view import is_over, is_stale
@@ -79,10 +90,19 @@ def past_restarts(objects: Sequence[Object]) -> list[str]:
     A restart that replaced the pod is not among them.
     """
     return [
-        f"{pod['metadata']['name']} restarted {restarts(pod)}x; last termination: {_end(terminations(pod)[0])}"
+        f"{pod['metadata']['name']} restarted {restarts(pod)}x; last termination: {_end(ended)}{_last_line(ended)}"
         for pod in objects
-        if pod["kind"] == "Pod" and is_ready(pod) and restarts(pod) and terminations(pod)
+        if pod["kind"] == "Pod" and is_ready(pod) and restarts(pod) and (ended := _last_end(pod))
     ]
+
+
+def _last_end(pod: Object) -> Object | None:
+    return next(iter(terminations(pod)), None)
+
+
+def _last_line(ended: Object) -> str:
+    lines = (ended.get("message") or "").strip().splitlines()
+    return f": {lines[-1]}" if lines else ""
 
 
 def _explained_once(findings: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
@@ -96,7 +116,8 @@ def _explained_once(findings: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
 def _conditions(status: ExperimentStatus) -> Iterator[Diagnosis]:
     order = list(REASONS)
     for each in sorted(status.conditions, key=lambda condition: [*order, condition.type].index(condition.type)):
-        if is_trouble(each.reason) or each.reason in ("Starting", "Queued"):
+        is_wait = each.reason in ("Starting", "Queued") and each.type != PROGRESSING  # Ready says the same
+        if is_trouble(each.reason) or is_wait:
             yield Diagnosis(
                 what=each.type,
                 reason=each.reason,
