@@ -50,7 +50,7 @@ class NoLedger:
     def __init__(self) -> None:
         self._total = 0
 
-    def mark(self, producer: ProducerId) -> int:  # noqa: ARG002
+    def marked_sequence(self, producer: ProducerId) -> int:  # noqa: ARG002
         return -1
 
     def meet(self, producer: ProducerId, progress: ProducerProgress) -> Mark:  # noqa: ARG002

@@ -56,8 +56,9 @@ class Cluster:
         return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
 
     async def last_event(self, about: Manifest, reason: str, *, since: str) -> str | None:
-        """Return the message of the object's newest event with that reason, or None if the server has none that is
-        as new as ``since``, a time as Kubernetes writes it.
+        """Return the message of the object's newest event with that reason; None if none came since ``since``.
+
+        ``since`` is a time as Kubernetes writes it.
         """
         selector = f"involvedObject.uid={about['metadata']['uid']},reason={reason}"
         found = await self._call(
@@ -153,7 +154,7 @@ def _plain(_: DynamicClient, answer: Manifest) -> Manifest:
 
 
 def _is_refusal(error: ApiException) -> bool:
-    """Return whether the write fails until somebody changes something. A webhook chooses the status of its denial."""
+    """Return whether the write fails again until somebody changes something. A webhook may deny with any 4xx status."""
     status = error.status or 0
     if status in (_UNAUTHORIZED, _NOT_FOUND, _TOO_MANY):
         return False

@@ -25,9 +25,10 @@ class Executed:
     """What became of a plan."""
 
     document: Manifest
-    """The experiment after the writes of its status."""
+    """The experiment's document, with the status that was written last: ahead by ``execute``, then by
+    ``write_status``."""
     versions: list[str] = field(default_factory=list)
-    """The resourceVersions that these writes made."""
+    """The resourceVersions of the document that these status writes made."""
     refused: dict[ObjectKey, RefusedWrite] = field(default_factory=dict)
     """The write that the API server refused, which ended the execution."""
     queue_refusal: str | None = None
@@ -41,8 +42,10 @@ class Executor:
         self._cluster = cluster
 
     async def execute(self, decided: Plan, document: Manifest, cache: InformerCache, now: datetime) -> Executed:
-        """Perform a plan except for its status, up to the first write that the API server refuses. Log each pod's
-        deletion with its reason.
+        """Perform a plan except for ``Plan.status``, in the order of its fields.
+
+        The first write that the API server refuses ends the execution. Each pod's deletion is logged with its reason.
+        The caller passes ``Plan.status`` to ``write_status`` at the end of the pass.
 
         Raises:
             ResourceConflict: an object has changed since it was read.

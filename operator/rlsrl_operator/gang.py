@@ -25,8 +25,8 @@ FINAL_CODES: Mapping[int, EndReason] = {2: "ConfigurationError", 3: "Environment
 ERROR_PREFIX = "rlsrl: "
 """First characters of the log line in which a worker reports why no restart would help."""
 _INDEX_LABEL = "apps.kubernetes.io/pod-index"
-_DISPLACING_CONDITIONS = frozenset({"DisruptionTarget", REMOVED_CONDITION})
-_DISPLACED_REASONS = frozenset({"Evicted", "Preempted", "NodeShutdown", "Terminated", "DisruptionTarget"})
+_DISRUPTION_CONDITIONS = frozenset({"DisruptionTarget", REMOVED_CONDITION})
+_DISRUPTION_REASONS = frozenset({"Evicted", "Preempted", "NodeShutdown", "Terminated", "DisruptionTarget"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class AttemptEnd:
 
     message: str
     is_failure: bool
-    """Whether it counts as a restart and against ``restarts.budget``. Edits and the loss of a displaced pod do not."""
+    """Whether it counts as a restart and against ``restarts.budget``. Edits and the loss of a disrupted pod do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +78,14 @@ def judge(
         return Verdict(done=True, result=_result(result))
     if any(template_of(pod) != template for pod in ours):
         return Verdict(end=AttemptEnd(message="the experiment was edited", is_failure=False))
-    # The other ranks fail with a displaced pod, and may end before it does: its reason comes first.
-    displaced = [pod for pod in ours if _is_displaced(pod)]
-    reason = next((found for pod in (*displaced, *ours) if (found := _end_of(pod, complete_since)) is not None), None)
+    # The other ranks fail with a disrupted pod, and may end before it does: its reason comes first.
+    disrupted = [pod for pod in ours if _is_disrupted(pod)]
+    reason = next((found for pod in (*disrupted, *ours) if (found := _end_of(pod, complete_since)) is not None), None)
     if reason is None and complete_since is not None and len(ours) < num_pods:
         reason = f"{num_pods - len(ours)} of {num_pods} trainer pods are gone"
     if reason is not None:
-        reason = next((cause for pod in displaced if (cause := _cause_of_displacement(pod)) is not None), reason)
-    end = None if reason is None else AttemptEnd(message=reason, is_failure=not displaced)
+        reason = next((cause for pod in disrupted if (cause := _cause_of_disruption(pod)) is not None), reason)
+    end = None if reason is None else AttemptEnd(message=reason, is_failure=not disrupted)
     return Verdict(end=end, complete=len(ours) == num_pods and all(map(is_ready, ours)))
 
 
@@ -138,28 +138,31 @@ def _end_of(pod: Manifest, complete_since: datetime | None) -> str | None:
     return None
 
 
-def _is_displaced(pod: Manifest) -> bool:
+def _is_disrupted(pod: Manifest) -> bool:
+    """Return whether an eviction, a preemption or its queue ends the pod: a disruption in Kubernetes' sense."""
     status = pod.get("status", {})
     conditions = {each["type"] for each in status.get("conditions", ()) if each["status"] == "True"}
     # A pod that waits in a queue replaces a pod that the queue may have evicted.
     return (
-        is_gated(pod) or status.get("reason") in _DISPLACED_REASONS or not conditions.isdisjoint(_DISPLACING_CONDITIONS)
+        is_gated(pod)
+        or status.get("reason") in _DISRUPTION_REASONS
+        or not conditions.isdisjoint(_DISRUPTION_CONDITIONS)
     )
 
 
-def _cause_of_displacement(pod: Manifest) -> str | None:
-    """Return why the pod has to leave its node or queue, in Kubernetes' words; None if Kubernetes does not say."""
+def _cause_of_disruption(pod: Manifest) -> str | None:
+    """Return why the pod was disrupted, in Kubernetes' words; None if Kubernetes does not say."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
-    told = [
+    found = [
         each
         for each in status.get("conditions", ())
-        if each["type"] in _DISPLACING_CONDITIONS and each["status"] == "True"
+        if each["type"] in _DISRUPTION_CONDITIONS and each["status"] == "True"
     ]
-    told += [status] if status.get("reason") in _DISPLACED_REASONS else []
-    if not told:
+    found += [status] if status.get("reason") in _DISRUPTION_REASONS else []
+    if not found:
         return None
-    words = [str(told[0][part]) for part in ("reason", "message") if told[0].get(part)]
-    return ": ".join([f"{name} was displaced", *words])
+    words = [str(found[0][part]) for part in ("reason", "message") if found[0].get(part)]
+    return ": ".join([f"{name} was disrupted", *words])
 
 
 def _is_rank_0(pod: Manifest) -> bool:

@@ -19,7 +19,7 @@ from rlsrl_operator.manifests.types import ObjectKey, digest, key_of
 RELIST_SECONDS = 30.0
 """How long the cache relies on watches alone."""
 MAX_CONFLICTS = 5
-"""A write that ends in so many conflicts in a row is refused: a webhook may answer with that status."""
+"""Conflicts in a row after which a write counts as refused: a webhook may deny with the status of a conflict."""
 REFUSED_SECONDS = 30.0
 """How long a write that the API server refused is not tried again, unless the manifest changes."""
 _API_VERSIONS = {
@@ -72,8 +72,10 @@ class InformerCache:
         return entry is None or entry.applied.version != version
 
     async def refresh(self, context: ExperimentContext, now: datetime, *, is_new: bool, is_blocked: bool) -> None:
-        """List all objects if it is time to. Nothing is listed of a new experiment, which has no objects. While an
-        experiment is blocked, watches have to do: lists are due as soon as it goes on.
+        """List all objects if a list is due.
+
+        A new experiment has no objects to list. While an experiment is blocked, the cache relies on watches alone; a
+        list is due once the experiment is not blocked any more.
         """
         self._listed = {}
         is_fresh = self._relist_at is not None and (is_blocked or now < self._relist_at)
@@ -127,7 +129,7 @@ class InformerCache:
     def conflict(self, manifest: Manifest) -> int:
         """Record that the API server has another version of an object than the cache: the next pass reads it.
 
-        Returns how many writes in a row ended so.
+        Returns how many writes in a row ended in a conflict.
         """
         key = key_of(manifest)
         self._reported[key] = _UNKNOWN

@@ -147,11 +147,11 @@ def for_phase(
     return made
 
 
-def is_settled(status: ExperimentStatus, templates: Templates, pods: Sequence[Manifest]) -> bool:
-    """Return whether the objects of earlier generations can be deleted.
+def is_rolled_out(status: ExperimentStatus, templates: Templates, pods: Sequence[Manifest]) -> bool:
+    """Return whether this generation is rolled out, so that the objects of earlier ones can be deleted.
 
-    They can if every pod is of this generation and the experiment is ready, or has ended or been suspended and has no
-    trainer pods. Pods of roles that this generation lacks go with those objects.
+    It is if every pod is of this generation and the experiment is ready, or has ended or been suspended and has no
+    trainer pods. Pods of roles that this generation lacks disappear with the earlier objects.
     """
     roles = ((pod["metadata"]["labels"][ROLE_LABEL], template_of(pod)) for pod in pods)
     if any(template != templates.get(role, template) for role, template in roles):

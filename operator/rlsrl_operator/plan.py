@@ -15,7 +15,7 @@ from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator import status as statuses
 from rlsrl_operator.drift import Action, Write, write_for
 from rlsrl_operator.gang import parse_time, template_of
-from rlsrl_operator.lifecycle import decide, for_phase, is_settled
+from rlsrl_operator.lifecycle import decide, for_phase, is_rolled_out
 from rlsrl_operator.manifests import (
     ExperimentContext,
     Manifest,
@@ -187,17 +187,17 @@ def _accepted(run: _Run) -> Plan:
         refused_edits=refused(run.revision.experiment, run.written.experiment),
         disallowed=disallowed(run.written.experiment, run.written.settings) if is_edit_refused else (),
     )
-    settled = is_settled(status, run.templates, observed.pods)
+    rolled_out = is_rolled_out(status, run.templates, observed.pods)
     coordinators = [pod for pod in observed.pods if pod["metadata"]["labels"][ROLE_LABEL] == COORDINATOR]
     is_training = status.phase == "Running" and any(map(is_ready, coordinators))
     blocker = _pod_blocker(run, status)
     return Plan(
         pod_deletions=pod_deletions(run.judged, observed.pods, now),
         pod_annotations=tuple(_settings_annotations(run)),
-        deletions=tuple(_obsolete(run)) if settled else (),
+        deletions=tuple(_obsolete(run)) if rolled_out else (),
         status=status,
         training=run.running if is_training else None,
-        is_steady=settled and status.phase not in TERMINAL,
+        is_steady=rolled_out and status.phase not in TERMINAL,
         blocker=blocker,
         requeue_after=_seconds_to_next_pass(run, status) if blocker is None or is_training else TROUBLE_SECONDS,
     )
@@ -251,7 +251,7 @@ def _seconds_to_next_pass(run: _Run, status: ExperimentStatus) -> float | None:
 
 
 def _is_ending(pod: Manifest) -> bool:
-    """Return whether a pod of a finished experiment is to go: all but the coordinator's, and that if it is deleted."""
+    """Return whether a pod of a finished experiment must disappear: any but the coordinator's, or a terminating one."""
     metadata = pod["metadata"]
     return metadata["labels"][ROLE_LABEL] != COORDINATOR or "deletionTimestamp" in metadata
 

@@ -4,7 +4,8 @@ The operator deletes a pod for one of three reasons:
 
 - ``earlier attempt``: the gang was restarted, and the pod's trainer belongs to an attempt that is over. The condition
   ``GangComplete``, its Event and ``kubectl rlsrl why`` say why that attempt ended.
-- ``node lost``: the pod is still terminating after its grace period, since its node is dead or unreachable.
+- ``node lost``: a pod that was deleted before, for any cause, still exists after its grace period, because its node is
+  dead or unreachable. The operator force-deletes such a pod.
 - ``restart back-off``: the node delays the restart of a worker that had worked. A new pod starts without a delay.
 
 The operator's log shows each deletion as ``deleting_pod`` with its reason. No Event and no condition names it.
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from rlsrl.api.pods import is_driven_out, is_in_back_off, terminations, unready_since
+from rlsrl.api.pods import is_evicted_by_taint, is_in_back_off, terminations, unready_since
 from rlsrl.api.status import ExperimentStatus
 from rlsrl_operator.gang import attempt_of, parse_time
 from rlsrl_operator.manifests.types import Manifest
@@ -42,7 +43,7 @@ class PodDeletion:
     reason: DeletionReason
     """``Executor.execute`` logs it."""
     grace_seconds: int | None = None
-    """None: the pod's own grace period."""
+    """0: a force-delete. None: the pod's own grace period."""
 
 
 def pod_deletions(status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> tuple[PodDeletion, ...]:
@@ -76,7 +77,7 @@ def _given_up_at(pod: Manifest) -> datetime:
     ends_at = parse_time(pod["metadata"]["deletionTimestamp"])
     requested_at = ends_at - timedelta(seconds=pod["metadata"].get("deletionGracePeriodSeconds", 0))
     unready = unready_since(pod)
-    is_lost = is_driven_out(pod) and unready is not None and parse_time(unready) < requested_at
+    is_lost = is_evicted_by_taint(pod) and unready is not None and parse_time(unready) < requested_at
     return (requested_at if is_lost else ends_at) + timedelta(seconds=LOST_SECONDS)
 
 

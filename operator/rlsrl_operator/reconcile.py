@@ -63,10 +63,10 @@ class _Entry:
 
     memory: ExperimentMemory
     num_reports: int = 0
-    """How many reports of watches were news."""
+    """How many watches reported a version that the operator had not seen."""
     steady: SteadyState | None = None
     own_versions: tuple[str, ...] = ()
-    """The resourceVersions that the last pass gave to the experiment: a watch reports them, and they are no news."""
+    """The resourceVersions that the last pass gave to the experiment. A watch reports them, and they cause no pass."""
     num_conflicts: int = 0
     """How many passes in a row ended in a conflict."""
 
@@ -148,8 +148,8 @@ class Reconciler:
         if decided.status is not None:
             await self._report(key, entry, decided.status, decided.training, done, now)
         entry.num_conflicts = 0
-        is_blocked_beside = decided.blocker is not None and decided.training is not None
-        if (decided.is_steady or is_blocked_beside) and entry.num_reports == num_reports:
+        trains_while_blocked = decided.blocker is not None and decided.training is not None
+        if (decided.is_steady or trains_while_blocked) and entry.num_reports == num_reports:
             until = now + timedelta(seconds=STEADY_SECONDS if decided.is_steady else TROUBLE_SECONDS)
             entry.steady = SteadyState(document=done.document, training=decided.training, until=until)
         return decided.requeue_after

@@ -100,7 +100,8 @@ class OperatorSettings(Model):
     roles: dict[RoleName, PodDefaults] = Field(default_factory=dict)
     """By role; ``default`` applies to roles without an entry."""
     pod_templates: Literal["restricted", "any"] = "restricted"
-    """The fields allowed in an experiment's ``podTemplate``: those that keep the security context, or all."""
+    """The fields allowed in an experiment's ``podTemplate``: those without access to the node, the API server or other
+    namespaces, or all."""
     network_policies: NetworkPolicies = NetworkPolicies()
     """The connections that experiments' pods accept and open."""
 

@@ -259,7 +259,7 @@ def test_a_successor_gets_the_last_ledger_page_of_its_predecessor(start: Start, 
     first = join(coordinator)
     assert first.ledger_copy == b""
     with LedgerPage.open(tmp_path / "a.page", "actor", first.index) as page:
-        first.show_page(page)
+        first.send_ledger_page(page)
         ledger = ActorLedger(page)
         ledger.begin(first.incarnation)
         ledger.produce(0, 7)
@@ -281,7 +281,7 @@ def test_a_successor_gets_the_last_ledger_page_of_its_predecessor(start: Start, 
 @pytest.mark.parametrize("page", [b"nonsense", bytes(70_000)])
 def test_an_invalid_page_is_refused(shared: CoordinatorProcess, join: Join, page: bytes) -> None:
     worker = join(shared)
-    worker._queue.show_page(lambda: page)
+    worker._queue.send_ledger_page(lambda: page)
     until(lambda: refused(worker), "the coordinator refuses")
 
 

@@ -29,7 +29,7 @@ def life(path):
     me = ProducerId(0, page.record.incarnation + 1)
     actor.begin(me.incarnation)
     trainer.meet(me, actor.progress())
-    actor.settle(me.incarnation)
+    actor.forget_settled(me.incarnation)
     sequence = 0
     while True:
         total = actor.produce(sequence, sequence + 1)

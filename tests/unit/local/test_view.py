@@ -118,17 +118,17 @@ def test_an_environment_that_hangs_is_named() -> None:
 
 def test_a_silent_worker_is_marked() -> None:
     status = {**STATUS, "roles": {"trainer": [{"pid": 11, "state": "running", "stale": True}]}}
-    assert [row.state for row in rows(replace(VIEW, status=status))][1] == "no answer"
+    assert [row.state for row in rows(replace(VIEW, status=status))][1] == "silent"
 
 
 @pytest.mark.parametrize("is_gang", [False, True])
-def test_a_living_process_whose_lease_has_expired_does_not_answer(is_gang: bool) -> None:
+def test_a_living_process_whose_lease_has_expired_is_silent(is_gang: bool) -> None:
     """As a trainer after SIGSTOP. A gang's launcher has another pid than rank 0."""
     trainer = replace(process("trainer", 0, 99 if is_gang else 11), is_gang=is_gang)
     status = {"roles": {"trainer": []}, "gone": [{"role": "trainer", "index": 0, "pid": 11, "age_seconds": 34.2}]}
     view = replace(VIEW, processes=(trainer,), status=STATUS | status, status_age_seconds=0.5)
-    assert rows(view)[0].state == "no answer for 35 s"
-    assert "trainer-0 no answer for 35 s" in line(view)
+    assert rows(view)[0].state == "silent for 35 s"
+    assert "trainer-0 silent for 35 s" in line(view)
     assert rows(replace(view, processes=(process("trainer", 0, 12),)))[0].state == "starting", "a new process"
 
 

@@ -14,13 +14,13 @@ from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.testing import ended, pod, waiting
 
 BEFORE, SINCE, AFTER = "2026-01-01T00:00:00Z", datetime(2026, 1, 1, 0, 1, tzinfo=UTC), "2026-01-01T00:02:00Z"
-DISRUPTED = {
+DISRUPTION = {
     "type": "DisruptionTarget",
     "status": "True",
     "reason": "EvictionByEvictionAPI",
     "message": "Eviction API: evicting",
 }
-DISPLACED = "a-trainer-1 was displaced: EvictionByEvictionAPI: Eviction API: evicting"
+CAUSE = "a-trainer-1 was disrupted: EvictionByEvictionAPI: Eviction API: evicting"
 
 
 def judged(pods: list[Manifest], *, complete: bool = True) -> Verdict:
@@ -105,28 +105,28 @@ LOST = {
     "edited": (pair(template="2"), AttemptEnd(message="the experiment was edited", is_failure=False)),
     "evicted by the kubelet": (
         pair(phase="Failed", reason="Evicted", message="The node was low on resource: memory.", state={}),
-        lost("a-trainer-1 was displaced: Evicted: The node was low on resource: memory.", counts=False),
+        lost("a-trainer-1 was disrupted: Evicted: The node was low on resource: memory.", counts=False),
     ),
     "evicted, its worker killed": (
         pair(phase="Failed", reason="Evicted", state=ended(137)),
-        lost("a-trainer-1 was displaced: Evicted", counts=False),
+        lost("a-trainer-1 was disrupted: Evicted", counts=False),
     ),
     "preempted": (
-        pair(conditions=[DISRUPTED], state=ended(143)),
-        lost(DISPLACED, counts=False),
+        pair(conditions=[DISRUPTION], state=ended(143)),
+        lost(CAUSE, counts=False),
     ),
     "rank 0 failed because another had to go": (
-        [ours(state=ended(1)), ours(1, conditions=[DISRUPTED])],
-        lost(DISPLACED, counts=False),
+        [ours(state=ended(1)), ours(1, conditions=[DISRUPTION])],
+        lost(CAUSE, counts=False),
     ),
 }
 ONCE_COMPLETE = {
     "rank 0 ended because another had to go": (
-        [ours(state=ended(0)), ours(1, deleted=AFTER, conditions=[DISRUPTED])],
-        lost(DISPLACED, counts=False),
+        [ours(state=ended(0)), ours(1, deleted=AFTER, conditions=[DISRUPTION])],
+        lost(CAUSE, counts=False),
     ),
     "deleted": (pair(deleted=AFTER), lost("a-trainer-1 was deleted")),
-    "evicted": (pair(deleted=AFTER, conditions=[DISRUPTED]), lost(DISPLACED, counts=False)),
+    "evicted": (pair(deleted=AFTER, conditions=[DISRUPTION]), lost(CAUSE, counts=False)),
     "replaced": (pair(created=AFTER), lost("a-trainer-1 was replaced")),
     "gone": ([ours()], lost("1 of 2 trainer pods are gone")),
     "all gone": ([], lost("2 of 2 trainer pods are gone")),

@@ -16,7 +16,7 @@ from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, EndReason
 from rlsrl.api.role_names import TRAINER
 from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.testing.documents import minimal
-from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, for_phase, is_settled
+from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, for_phase, is_rolled_out
 from rlsrl_operator.manifests import ExperimentContext, Manifest, render
 from rlsrl_operator.status import TERMINAL, condition, failures, stamp, with_condition
 from rlsrl_operator.testing import context_of, ended, pod, waiting
@@ -161,7 +161,7 @@ CASES = {
         failures=2,
         reason="Restarting",
         restarts=4,
-        message="attempt 5 is over: a-trainer-1 was displaced: Evicted",
+        message="attempt 5 is over: a-trainer-1 was disrupted: Evicted",
     ),
     "is edited": Case(
         generation=2,
@@ -465,10 +465,10 @@ def test_only_the_trainers_know_the_attempt_and_nothing_rendered_is_changed() ->
         ("Failed", "False", [], True),
     ],
 )
-def test_an_experiment_is_settled_once_no_pod_needs_an_earlier_generation(
+def test_a_generation_is_rolled_out_once_no_pod_needs_an_earlier_one(
     phase: Phase, ready: Literal["True", "False"] | None, pods: Sequence[Manifest], expected: bool
 ) -> None:
     status = ExperimentStatus(phase=phase, attempt=1)
     if ready is not None:
         status = with_condition(status, READY, ready, "Ready", "", generation=1, now=NOW)
-    assert is_settled(status, {TRAINER: "1"}, pods) is expected
+    assert is_rolled_out(status, {TRAINER: "1"}, pods) is expected

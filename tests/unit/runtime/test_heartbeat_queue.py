@@ -83,7 +83,7 @@ def test_a_heartbeat_names_the_wait_but_not_the_work(queue: HeartbeatQueue) -> N
 def test_each_heartbeat_carries_the_present_ledger_page(queue: HeartbeatQueue) -> None:
     assert next(welcomed(queue)).heartbeat.ledger_page == b""
     page = [b"old"]
-    queue.show_page(lambda: page[0])
+    queue.send_ledger_page(lambda: page[0])
     stream = welcomed(queue)
     assert next(stream).heartbeat.ledger_page == b"old"
     page[0] = b"new"

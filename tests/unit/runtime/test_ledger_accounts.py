@@ -48,19 +48,19 @@ def test_the_accounts_satisfy_the_streams_protocols(trainer_page: LedgerPage, ac
     assert producer.produce(0, 4) == 4
     consumer.take(ProducerId(0, 0), 0, 4, 4)
     producer.acknowledge(0)
-    assert consumer.mark(ProducerId(0, 0)) == 0
+    assert consumer.marked_sequence(ProducerId(0, 0)) == 0
 
 
 def test_marks_are_per_producer_and_incarnation(trainer_page: LedgerPage) -> None:
     ledger = TrainerLedger(trainer_page)
     first, second, other = ProducerId(0, 1), ProducerId(0, 2), ProducerId(1, 1)
-    assert ledger.mark(first) == -1
+    assert ledger.marked_sequence(first) == -1
     ledger.take(first, 0, 10, 1000)
     ledger.take(first, 5, 10, 1000)
     ledger.take(other, 3, 10, 1000)
-    assert (ledger.mark(first), ledger.mark(second), ledger.mark(other)) == (5, -1, 3)
+    assert [*map(ledger.marked_sequence, (first, second, other))] == [5, -1, 3]
     ledger.take(second, 0, 10, 1000)
-    assert (ledger.mark(first), ledger.mark(second), ledger.mark(other)) == (ACCOUNT_CLOSED, 0, 3)
+    assert [*map(ledger.marked_sequence, (first, second, other))] == [ACCOUNT_CLOSED, 0, 3]
     assert figures(trainer_page) == {"in_buffer": 40}
 
 
@@ -112,7 +112,7 @@ def test_slots_of_a_dead_incarnation_are_counted_once(trainer_page: LedgerPage) 
     progress = ProducerProgress(inherited=30, acknowledged=30, left=((1, 3, 10, False), (1, 4, 20, False)))
     for successor in (ProducerId(0, 2), ProducerId(0, 2), ProducerId(0, 3)):
         assert ledger.meet(successor, progress) == Mark(successor.incarnation, -1, 30)
-    assert ledger.mark(ProducerId(0, 1)) == ACCOUNT_CLOSED
+    assert ledger.marked_sequence(ProducerId(0, 1)) == ACCOUNT_CLOSED
     assert figures(trainer_page) == {"in_buffer": 10, "lost.producer_died": 20}
     with pytest.raises(LedgerError, match="was succeeded by incarnation 3"):
         ledger.meet(ProducerId(0, 2), progress)
@@ -139,8 +139,8 @@ def test_the_first_and_later_incarnations_of_an_actor(actor_page: LedgerPage) ->
         "a actor_record that died before settling leaves it to the next"
     )
     ledger.produce(0, 30)
-    ledger.settle(6)
-    ledger.settle(6)
+    ledger.forget_settled(6)
+    ledger.forget_settled(6)
     assert actor_page.record.unacknowledged == (Posted(6, 0, 30, 0),)
     assert figures(actor_page) == {"produced": 83}
     assert actor_page.record.lives == 3
@@ -256,7 +256,7 @@ def test_a_snapshot_goes_through_json(tmp_path: Path, trainer_page: LedgerPage) 
         elsewhere = TrainerLedger(page)
         elsewhere.resume(saved, incarnation=3)
         assert figures(page) == {"trained": 40, "lost.receiver_died": 60}
-        assert elsewhere.mark(ProducerId(3, 1)) == 6
+        assert elsewhere.marked_sequence(ProducerId(3, 1)) == 6
     ledger.resume(saved, incarnation=3)
     assert figures(trainer_page) == {"trained": 40, "lost.rolled_back": 60}
 
@@ -265,9 +265,9 @@ def test_skipped_updates_stay_dropped_when_training_is_rolled_back(trainer_page:
     ledger = TrainerLedger(trainer_page)
     ledger.resume(None, incarnation=2)
     ledger.take(ProducerId(3, 1), 6, 100, 1000)
-    ledger.trained(30, num_skipped=10)
+    ledger.trained(30, num_untrained=10)
     saved = ledger.snapshot()
-    ledger.trained(40, num_skipped=20)
+    ledger.trained(40, num_untrained=20)
     assert figures(trainer_page) == {"trained": 70, "dropped.update_skipped": 30}
     ledger.resume(saved, incarnation=3)
     assert figures(trainer_page) == {"trained": 30, "dropped.update_skipped": 30, "lost.rolled_back": 40}
@@ -317,8 +317,8 @@ def test_slots_held_by_a_dead_buffer_worker_are_lost_at_its_next_start(buffer_pa
     ledger.produce(0, 10)
     assert ledger.begin(1) == (Posted(0, 0, 10, 0),)
     assert figures(buffer_page) == {"passed_on": 10, "lost.receiver_died": 7}
-    assert ledger.mark(ProducerId(4, 1)) == 1, "no slot is taken twice"
-    ledger.settle(1)
+    assert ledger.marked_sequence(ProducerId(4, 1)) == 1, "no slot is taken twice"
+    ledger.forget_settled(1)
     assert buffer_page.record.unacknowledged == ()
 
 

@@ -52,7 +52,7 @@ class Consumer:
         self.buffer: deque[int] = deque()
 
     def receive(self, producer: ProducerId, slot: Sent) -> None:
-        if slot.sequence > self.consumer_ledger.mark(producer):
+        if slot.sequence > self.consumer_ledger.marked_sequence(producer):
             self.consumer_ledger.take(producer, *slot)
             self.buffer.append(slot.num_transitions)
 
@@ -93,7 +93,7 @@ class Producer:
             self.unsettled.remove(consumer)
             self.progress[consumer] = replace(self.progress[consumer], left=())
             if not self.unsettled:
-                self.producer_ledger.settle(self.me.incarnation)
+                self.producer_ledger.forget_settled(self.me.incarnation)
 
     def deliver(self, consumer: int, consumer_state: Consumer, *, acknowledged: bool) -> None:
         if consumer not in self.connected:
@@ -205,8 +205,8 @@ class Run:
             worker.post(self.rng.randrange(1, 100), killed_before_send=killed_before_send)
         elif worker.buffer and isinstance(worker.ledger, TrainerLedger):
             num_transitions = worker.buffer.popleft()
-            num_skipped = self.rng.choice([0, 0, num_transitions // 2, num_transitions])
-            worker.ledger.trained(num_transitions - num_skipped, num_skipped=num_skipped)
+            num_untrained = self.rng.choice([0, 0, num_transitions // 2, num_transitions])
+            worker.ledger.trained(num_transitions - num_untrained, num_untrained=num_untrained)
         elif worker.buffer:
             worker.post(worker.buffer.popleft(), killed_before_send=killed_before_send)
 

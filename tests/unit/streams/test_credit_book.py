@@ -281,11 +281,11 @@ class Stream(RuleBasedStateMachine):
     def die(self, data: st.DataObject) -> None:
         connection = data.draw(st.sampled_from(sorted(self.lanes)))
         del self.lanes[connection]
-        void = self.book.disconnect(connection)
-        assert {credit.order for credit in void} == {
+        revoked = self.book.disconnect(connection)
+        assert {credit.order for credit in revoked} == {
             order for order, credit in self.held.items() if credit.connection == connection
         }
-        for credit in void:
+        for credit in revoked:
             del self.held[credit.order]
         self.issue()
 

@@ -257,7 +257,7 @@ def test_a_sequence_that_goes_back_ends_the_connection_and_what_came_before_coun
     visitor.post(1, 1, 5, TRANSITIONS)
     assert consumer.counters["violation_sequence"] == 1
     assert [(slot.sequence, slot.credit) for slot in bench.take(consumer, 1)] == [(5, 0)]
-    assert bench.trainer_ledger().mark(ProducerId(0, 0)) == 5
+    assert bench.trainer_ledger().marked_sequence(ProducerId(0, 0)) == 5
 
 
 def test_a_credit_is_used_once(

@@ -23,7 +23,7 @@ gradient for tens of milliseconds."""
 
 
 class Gradients(Protocol):
-    """Computes the gradient of the whole minibatch; the loss is this rank's share of it."""
+    """Computes the gradient of the loss of a whole minibatch: the sum of the gradients of the ranks' shares."""
 
     def __call__(
         self, params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors

@@ -41,7 +41,7 @@ class StepResult:
     num_transitions: int
     """Transitions of this rank's batch."""
     num_untrained: int
-    """Those of them whose every minibatch was skipped: they changed nothing."""
+    """Transitions of this rank's batch whose every minibatch was skipped: they changed nothing."""
     metrics: Mapping[str, float]
     """Means over the minibatches that were not skipped. Loss terms are missing if all were skipped."""
 

@@ -96,7 +96,8 @@ def known_part(path: Path) -> Path:
 def nearest(path: Path) -> Path | None:
     """Return the nearest match of a wrong path, or None.
 
-    The field that another library calls so is nearest, then a similar sibling, then a field of that name elsewhere.
+    A field that another library calls by that name comes first, then a similar sibling, then a field of that name
+    elsewhere.
     """
     known = known_part(path)
     wrong, rest = path[len(known)], path[len(known) + 1 :]

@@ -109,7 +109,8 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)
 """A Python identifier: the name of an argument."""
 
 MAX_ARGUMENTS = 32_768
-"""Characters of the JSON of ``Arguments``. On a cluster each role has a copy, and one ConfigMap of 1 MiB has all."""
+"""Largest number of characters of ``Arguments`` as JSON. On a cluster one ConfigMap, of at most 1 MiB, has a copy for
+each role."""
 
 
 def _short(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rlsrl.api.role_names import COORDINATOR
 from rlsrl.api.spec import RLExperiment
 
 ROSTER = "roster.json"
-"""The file of the leases in a run folder or on a volume."""
+"""The file with the leases of the roster, in a run folder or on a volume."""
 PARAMETERS = "parameters"
 """The parameter DB's folder in a run folder or on a volume, for experiments that keep it there."""
 
@@ -69,7 +69,7 @@ class Placement:
         return f"{self.shared_memory}-{role}-{index}" if shared else self.worker_address.format(role=role, index=index)
 
     def roster_path(self, experiment: RLExperiment) -> str | None:
-        """Return the file of the leases, or None where no file outlives the coordinator."""
+        """Return the file with the leases of the roster, or None where no file outlives the coordinator."""
         has_file = self.shares_disk or experiment.spec.parameters.store.object_store is None
         return f"{self.record_folder}/{ROSTER}" if has_file else None
 

@@ -15,7 +15,7 @@ TOKEN_KEY = "token"
 """The key in the experiment's Secret of the token that workers present to each other."""
 
 BY_TAINT = "DeletionByTaintManager"
-"""The reason of the condition DisruptionTarget."""
+"""The reason of the condition DisruptionTarget if a taint of the pod's node evicts the pod."""
 
 Pod = Mapping[str, Any]
 """A pod as the API server returns it."""
@@ -45,7 +45,7 @@ def unready_since(pod: Pod) -> str | None:
     )
 
 
-def is_driven_out(pod: Pod) -> bool:
+def is_evicted_by_taint(pod: Pod) -> bool:
     """Return whether a taint of its node evicts the pod."""
     conditions = pod.get("status", {}).get("conditions", ())
     return any(each["type"] == "DisruptionTarget" and each.get("reason") == BY_TAINT for each in conditions)

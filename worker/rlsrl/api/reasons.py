@@ -104,8 +104,8 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "True",
         ),
         "InvalidSpec": Judgement(
-            "The spec is invalid, or its `podTemplate` says what the administrator does not allow. The message names "
-            "the field.",
+            "The spec is invalid, or its `podTemplate` has a field that the administrator does not allow. The message "
+            "names the field.",
             "Correct the spec.",
             "False",
         ),
@@ -176,7 +176,9 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "False",
         ),
         "Suspended": Judgement("`suspend` is true.", "Set `suspend` to false to continue.", "False"),
-        "Finished": Judgement("The experiment has finished, and its trainers are gone or ending.", "Nothing.", "False"),
+        "Finished": Judgement(
+            "The experiment has finished, and its trainers are gone or terminating.", "Nothing.", "False"
+        ),
     },
     PROGRESSING: {
         "Progressing": Judgement(

@@ -106,12 +106,12 @@ class CoordinatorConfig(RoleConfig):
     lease_seconds: Seconds
     """Seconds without a heartbeat after which a worker's index is free for another."""
     roster_path: str | None = None
-    """File that keeps the roster over the coordinator's own restarts; None where no file outlives it: it is kept beside
-    the weights in the object store."""
+    """File with the leases of the roster, which outlive the coordinator; None where no file outlives it: the leases are
+    then beside the weights in the object store."""
     record_folder: str
     """Where ``metrics.jsonl`` and ``tensorboard/`` are written."""
     parameter_store: ParameterStoreConfig
-    """The parameter DB, which the coordinator serves to whoever does not reach it."""
+    """The parameter DB. The coordinator serves it to workers that do not reach it."""
     wandb: Wandb | None = None
     """The project at Weights & Biases that shows the learning curve."""
     settings_path: str | None = None
@@ -120,17 +120,17 @@ class CoordinatorConfig(RoleConfig):
     """The first attempt since the failed run was last tried again. The coordinator withdraws the failure that an
     earlier attempt recorded."""
     num_actors: Annotated[PositiveInteger, LIVE]
-    """Actors that should be there."""
+    """Wanted number of actors."""
     num_trainers: Annotated[PositiveInteger, LIVE]
-    """Trainer ranks that should be there."""
+    """Wanted number of trainer ranks."""
     num_policy_workers: Annotated[int, Field(ge=0), LIVE, INTEGRAL] = 0
-    """Policy workers that should be there."""
+    """Wanted number of policy workers."""
     num_buffer_workers: Annotated[int, Field(ge=0), LIVE, INTEGRAL] = 0
-    """Buffer workers that should be there."""
+    """Wanted number of buffer workers."""
     num_evaluators: Annotated[int, Field(ge=0), LIVE, INTEGRAL] = 0
-    """Evaluators that should be there."""
+    """Wanted number of evaluators."""
     num_others: Annotated[Mapping[str, int], LIVE] = Field(default_factory=dict)
-    """Workers that should be there of each role without a field above, by role. JSON leaves an empty one out.
+    """Wanted number of workers by role, of the roles without a field above. The JSON leaves an empty map out.
 
     The fields above stay because older coordinators read them from the live settings (docs/decisions/0039)."""
 
@@ -145,7 +145,7 @@ class CoordinatorConfig(RoleConfig):
 
     @property
     def num_workers(self) -> Mapping[str, int]:
-        """Workers that should be there, by role; without the coordinator and the roles that have none."""
+        """Wanted number of workers by role, without the coordinator and the roles that have none."""
         counts = {role: getattr(self, name) for role, name in self.count_fields.items()} | dict(self.num_others)
         return {role: count for role, count in counts.items() if count}
 
@@ -261,7 +261,7 @@ class ActorConfig(RoleConfig):
                 raise IndexError(f"actor index {index} is below 0")
             return range(index * self.environments_per_actor, (index + 1) * self.environments_per_actor)
         assert self.environments is not None, "validation leaves exactly one"
-        assert self.num_actors is not None, "told with the total"
+        assert self.num_actors is not None, "set together with the total"
         return spread_environments(self.environments, self.num_actors).ranks_of(index)
 
     def consumers_of(self, index: int) -> dict[int, str]:
@@ -342,9 +342,9 @@ class EvaluatorConfig(RoleConfig):
     max_steps_per_environment: PositiveInteger
     """Steps after which an environment that has not ended its episodes is given up."""
     every_seconds: Seconds | None = None
-    """Seconds between two versions that one evaluator plays."""
+    """Seconds from the version that one evaluator plays to the next that it plays; None: no such interval."""
     every_versions: PositiveInteger | None = None
-    """An evaluator plays one of so many versions of its share."""
+    """Number of versions of its share from the one that an evaluator plays to the next; None: no such interval."""
     greedy: bool
     """Whether the most probable action is taken instead of a sampled one."""
     policy_name: str

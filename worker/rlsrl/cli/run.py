@@ -18,7 +18,7 @@ from rlsrl.local.controller import Failed, Finished, Interrupted, RecordsLost, R
 from rlsrl.local.display import UnbreakableOutput
 from rlsrl.local.folder_check import NothingToResume, check_versions
 from rlsrl.local.run_folder import RUNS, RunFolder, RunFolderError
-from rlsrl.local.session import claim, draw_curve, run_life, settle
+from rlsrl.local.session import claim, draw_curve, run_life, write_summary
 from rlsrl.local.summary import closing_lines
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import LedgerError
@@ -41,8 +41,8 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
     """Train the experiment in FILE on this machine, or resume its unfinished run.
 
     Ctrl-C stores a last checkpoint and ends the run. Another Ctrl-C, a second or more later, kills it. The same
-    command resumes an unfinished run and reports a finished one. The run outlives the reader of its output, such as
-    `| head`; `rlsrl top` shows it then.
+    command resumes an unfinished run and reports a finished one. A closed output, as after `| head`, does not end the
+    run; `rlsrl top` still shows it.
 
     Exit status: 0 when the run has finished, 1 when it failed, 2 when the experiment is invalid, 128 plus the signal's
     number (Ctrl-C: 130) when it was interrupted.
@@ -68,7 +68,7 @@ def _run(folder: RunFolder, experiment: RLExperiment, file: Path, again: str) ->
     """Run an unfinished run, report, and return the exit status."""
     shown = _short(folder.path)
     if folder.is_finished():
-        summary = settle(folder, experiment)
+        summary = write_summary(folder, experiment)
         ended = "finished" if summary["finished"] else "failed"
         _say(f"{shown} has {ended}; --fresh renames its folder and starts a new run")
         return _report(summary, folder, Finished(), again)
@@ -78,7 +78,7 @@ def _run(folder: RunFolder, experiment: RLExperiment, file: Path, again: str) ->
         for text in lost:
             _say(f"warning: {text}")
     outcome = run_life(folder, experiment, modules=file.absolute().parent, output=sys.stdout)
-    summary = settle(folder, experiment)
+    summary = write_summary(folder, experiment)
     if (problem := draw_curve(folder, experiment)) is not None:
         _say(f"no curve.png: {problem}", err=True)
     return _report(summary, folder, outcome, again)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.api.role_configs import POLICY_NAME
-from rlsrl.local.metrics_log import count_damaged_lines, read_rows
+from rlsrl.local.metrics_log import read_rows_and_damage
 from rlsrl.local.run_folder import FRESH, RunFolder
 from rlsrl.parameters.resumption import nothing_to_resume, rollback_of
 from rlsrl.runtime.ledger import CHAIN, LedgerError, page_path, read_page, read_pages
@@ -23,7 +23,7 @@ def check_versions(folder: RunFolder) -> list[str]:
         OSError: the store cannot be read.
     """
     point = folder.database.resume_point(POLICY_NAME)
-    rows = read_rows(folder.metrics)
+    rows, num_damaged = read_rows_and_damage(folder.metrics)
     if point.version is None:
         if point.unusable or rows:
             raise NothingToResume(f"{folder.path}: {nothing_to_resume(point)}")
@@ -32,8 +32,8 @@ def check_versions(folder: RunFolder) -> list[str]:
     if (rollback := rollback_of(point, attempt=folder.record.attempt + 1)) is not None:
         folder.record_rollback(rollback)
         lost.append(str(rollback))
-    if damaged := count_damaged_lines(folder.metrics):
-        lost.append(f"{folder.metrics} is damaged: {damaged} lines are left out of the learning curve")
+    if num_damaged:
+        lost.append(f"{folder.metrics} is damaged: {num_damaged} lines are left out of the learning curve")
     if point.version.step and not rows:
         lost.append(f"{folder.metrics} has no rows: the learning curve begins after step {point.version.step}")
     return lost
@@ -44,7 +44,7 @@ def check_documents_and_pages(folder: RunFolder, config: CoordinatorConfig) -> l
 
     Raises:
         RunDamaged: a document is damaged, or a lease is missing.
-        LedgerError: a page is damaged.
+        LedgerError: a ledger page is damaged.
         OSError: a document cannot be read.
     """
     leases, copies = check_documents(config)
@@ -52,7 +52,10 @@ def check_documents_and_pages(folder: RunFolder, config: CoordinatorConfig) -> l
     for page in pages:
         path = page_path(folder.ledger, page.role, page.index)
         if not path.exists():
-            raise LedgerError(f"{folder.ledger}: a page says that it is the page of {page.role} {page.index}; {FRESH}")
+            raise LedgerError(
+                f"{folder.ledger}: the ledger page of {page.role} {page.index} is in another file than {path.name}; "
+                f"{FRESH}"
+            )
     check_leases(leases, pages, folder.path / "roster.json")
     paths = {
         page_path(folder.ledger, role, index)

@@ -30,20 +30,20 @@ def read_rows(path: Path) -> list[MetricsRow]:
 
     Invalid lines are skipped: a killed coordinator may leave a partial line.
     """
+    return read_rows_and_damage(path)[0]
+
+
+def read_rows_and_damage(path: Path) -> tuple[list[MetricsRow], int]:
+    """Return the rows as ``read_rows`` does, and the number of damaged lines.
+
+    A last line that is invalid is no damage: a killed coordinator may leave a partial line.
+    """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        return []
-    return [row for line in text.splitlines() if (row := _parse(line)) is not None]
-
-
-def count_damaged_lines(path: Path) -> int:
-    """Return how many lines are invalid, without the last one: a killed coordinator may leave a partial line."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return 0
-    return sum(_parse(line) is None for line in lines[:-1])
+        return [], 0
+    parsed = [_parse(line) for line in text.splitlines()]
+    return [row for row in parsed if row is not None], parsed[:-1].count(None)
 
 
 def training_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:

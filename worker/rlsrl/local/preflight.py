@@ -10,7 +10,7 @@ from rlsrl.runtime.process import raise_open_files_limit
 FILES_OF_A_PROCESS = 32
 """Descriptors of a worker alone, with its libraries."""
 FILES_OF_A_PEER = 4
-"""Descriptors for each worker of the run: a trainer has two for each actor, and half of a server's stay free."""
+"""Descriptors for each worker of the run: a trainer uses two for each actor, and a server leaves half of all free."""
 
 
 def require_open_files(num_workers: int) -> None:

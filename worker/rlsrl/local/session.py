@@ -101,22 +101,18 @@ def run_life(
         ConfigurationError: the parameter DB refuses the access, a document in the folder is damaged, or this process
             may open too few files.
         RunFolderError: a document in the folder lacks an entry.
-        LedgerError: a page is damaged.
+        LedgerError: a ledger page is damaged.
         OSError: a process or file cannot be created, or the parameter DB cannot be reached.
         RecordsLost: the run folder was removed or moved.
     """
     resolved = resolve(experiment, local_placement(run_uid=folder.record.run_uid, run_folder=folder.path))
-    require_open_files(sum(resolved.coordinator.num_workers.values()) + 1)
-    _write_configs(folder, resolved)
-    folder.database.policies()  # Fail before any process starts if the store refuses the access.
-    lost = check_documents_and_pages(folder, resolved.coordinator)
-    settle_ledger(folder.ledger)
+    warnings = _prepare(folder, resolved)
     token = new_token()
     client = CoordinatorClient(resolved.coordinator.coordinator_address, token)
     status_file = StatusFile(folder.status)
     monitor = StatusMonitor(client, publish=status_file.write)
     display = open_display(Viewer(experiment, monitor.newest), output)
-    for warning in (*resolved.warnings, *lost):
+    for warning in warnings:
         display.note(f"warning: {warning}")
     folder.begin_life(modules=modules)
     status_file.remove()
@@ -142,8 +138,18 @@ def run_life(
         folder.end_life()
 
 
-def settle(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, Any]:
-    """Write the summary of a run without running processes, and return it."""
+def _prepare(folder: RunFolder, resolved: ResolvedExperiment) -> list[str]:
+    """Write the workers' configs and check what the run needs, before any process starts; return the warnings."""
+    require_open_files(sum(resolved.coordinator.num_workers.values()) + 1)
+    _write_configs(folder, resolved)
+    folder.database.policies()  # Fails if the store refuses the access.
+    lost = check_documents_and_pages(folder, resolved.coordinator)
+    settle_ledger(folder.ledger)
+    return [*resolved.warnings, *lost]
+
+
+def write_summary(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, Any]:
+    """Settle the ledger of a run without running processes; write the run's summary and return it."""
     settle_ledger(folder.ledger)
     summary = summarize(
         RunFacts(
@@ -177,7 +183,7 @@ def read_ledger(pages: Path) -> dict[str, Any]:
     """Return the balance of an ended run, with ``balanced`` and, if that is false, the ``problem``.
 
     Raises:
-        LedgerError: a page is damaged.
+        LedgerError: a ledger page is damaged.
     """
     return balance(read_pages(pages), ended=True).to_checked_json()
 

@@ -103,7 +103,7 @@ def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = Fa
         *_evaluation_lines(summary),
         *_dropped_lines(summary["ledger"]),
         *(f"WARNING: {rollback['text']}" for rollback in summary["rollbacks"]),
-        *_sick_lines(summary),
+        *_non_finite_lines(summary),
         *ledger_warning(summary["ledger"]),
         f"results: {folder}",
     ]
@@ -138,7 +138,7 @@ def _no_return(summary: Mapping[str, Any]) -> str:
     return "no return is finite" if summary["non_finite_returns"] else "no episode ended"
 
 
-def _sick_lines(summary: Mapping[str, Any]) -> list[str]:
+def _non_finite_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return a line for each kind of number that was not finite; nothing for a healthy run."""
     lines = []
     if skipped := summary["minibatches_skipped"]:

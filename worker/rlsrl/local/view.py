@@ -18,6 +18,7 @@ from rlsrl.api.role_names import COORDINATOR, EVALUATOR
 from rlsrl.api.spec import Stop
 from rlsrl.local.controller import ProcessState
 from rlsrl.local.worker_report import (
+    SILENT,
     UNKNOWN,
     activity,
     busy,
@@ -39,9 +40,6 @@ STALE_SECONDS = 5.0
 
 MAX_ROWS_A_ROLE = 8
 """Rows of a role. Further processes share one row that counts them."""
-
-SILENT = "no answer"
-"""The state of a living process whose heartbeats have stopped."""
 
 SHOWN_STATS = 3
 """Number of a worker's statistics in its row."""
@@ -230,7 +228,7 @@ def _state(process: ProcessState, view: RunView, reports: Mapping[int, Mapping[s
     report = reports.get(process.pid) if process.pid is not None else None
     if report is None:
         return "starting" if _phase(view) != "finished" else "ending"
-    return SILENT if report.get("stale") else state(report)
+    return state(report)
 
 
 def _since(report: Mapping[str, Any], view: RunView) -> str:
@@ -243,7 +241,7 @@ def _reports(view: RunView) -> dict[int, Mapping[str, Any]]:
     """Return each worker process's report by pid. The coordinator has none: it runs if it answers."""
     fresh = view.status is not None and view.status_age_seconds <= STALE_SECONDS
     reports: dict[int, Mapping[str, Any]] = {
-        process.pid: {"state": "running" if fresh else "silent"}
+        process.pid: {"state": "running" if fresh else SILENT}
         for process in view.processes
         if process.role == COORDINATOR and process.pid is not None and view.status is not None
     }

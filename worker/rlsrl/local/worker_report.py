@@ -11,6 +11,8 @@ from typing import Any
 from rlsrl.runtime.activity import stage_of
 
 UNKNOWN = "-"
+SILENT = "silent"
+"""The state of a living process whose heartbeats have stopped."""
 SHOWN_SHARE = 0.005
 """Smaller shares of the time are not shown."""
 
@@ -27,7 +29,7 @@ def reports_of(page: Mapping[str, Any] | None, role: str) -> list[Mapping[str, A
 
 
 def objects(value: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
-    """Return the objects in a member that is a list, or nothing."""
+    """Return the JSON objects in the list of that name; none if the value has no such list."""
     member = (value or {}).get(name)
     return [each for each in member if isinstance(each, Mapping)] if isinstance(member, list) else []
 
@@ -73,8 +75,8 @@ def counted(states: Sequence[str]) -> str:
 
 
 def state(report: Mapping[str, Any]) -> str:
-    """Return the worker's state; ``silent`` if its heartbeats have stopped."""
-    return "silent" if report.get("stale") else str(report.get("state") or "starting")
+    """Return the worker's state; ``SILENT`` if its heartbeats have stopped."""
+    return SILENT if report.get("stale") else str(report.get("state") or "starting")
 
 
 def activity(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -17,7 +17,7 @@ UPDATES_SKIPPED = "updatesSkipped"
 
 
 def terminal_record(db: ParameterDB, policy_name: str) -> Mapping[str, Any] | None:
-    """Return the run's terminal record; None if the run has not finished."""
+    """Return the run's terminal record; None if the run has not ended."""
     versions = db.versions(policy_name) if policy_name in db.policies() else []
     if not versions:
         return None

@@ -118,7 +118,7 @@ def _split(spec: ActionSpec, parameters: Tensor, actions: Tensor) -> Iterator[tu
 
 
 def constant_deviations(action: ActionSpec) -> nn.Parameter | None:
-    """Return the logarithms of such actions' deviations as one parameter of zeros, or None if they have none."""
+    """Return the logarithms of the action's standard deviations as one parameter of zeros, or None if it has none."""
     return nn.Parameter(torch.zeros(action.num_deviations)) if action.num_deviations else None
 
 

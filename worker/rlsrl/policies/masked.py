@@ -52,5 +52,5 @@ class MaskedActorCritic(nn.Module):
         if exported is None:
             return None
         if isinstance(exported.head, GaussianHead):
-            raise ValueError(f"means have no mask, and {self._mask!r} is one")
+            raise ValueError(f"the mask {self._mask!r} needs logits, and the exported actor has means")
         return replace(exported, layout=layout.digest, head=replace(exported.head, mask=self._mask))

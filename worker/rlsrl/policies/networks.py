@@ -35,9 +35,9 @@ class ActorCritic(Protocol):
 
         Discrete actions: the logits of the A choices. Continuous actions, vectors of A / 2: the means, then the
         logarithms of the standard deviations. Joint actions: the parameters of each of ``env_spec.action.parts``, one
-        part after the other. Observations have the environment's dtype, or float32 if they are
-        normalised. Categories (``ArraySpec.categories``) come as integers; ``FlattenObservation`` makes them one-hot.
-        The function is pure: it keeps nothing between calls and draws nothing.
+        part after the other. Observations have the environment's dtype, or float32 if they are normalised. Categories
+        (``ArraySpec.categories``) come as integers; ``FlattenObservation`` makes them one-hot. The function is pure: it
+        keeps nothing between calls and draws nothing.
 
         The network may be on a GPU. Make constants buffers (``register_buffer(..., persistent=False)``), which move
         with it. Make new tensors on the observations' device.

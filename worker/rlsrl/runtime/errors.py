@@ -13,7 +13,8 @@ ENVIRONMENT_FAULT = 3
 RUN_DAMAGED = 5
 """Exit code of a worker that finds what its run has stored damaged or missing: a restart would end the same way."""
 _HEAD_BYTES, _TAIL_BYTES = 700, 250
-"""Of a long text. A kubelet keeps the last 2 KB of a worker's log, and a condition's message has 1024 characters."""
+"""What ``shortened`` keeps of a long text. A kubelet keeps the last 2 KB of a worker's log, and the operator 1024
+characters of a condition's message."""
 
 MAX_DAMAGE_CHARACTERS = 160
 """Longest text of ``damage``."""
@@ -40,7 +41,10 @@ def damage(error: Exception) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return the text with a beginning and an end that fit a condition's message; what is wrong stands at either."""
+    """Return the text, or only its beginning and its end if a condition's message cannot hold it.
+
+    The cause is at the beginning or at the end.
+    """
     raw = text.encode()
     if len(raw) <= _HEAD_BYTES + _TAIL_BYTES:
         return text

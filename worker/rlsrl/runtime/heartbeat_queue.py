@@ -84,8 +84,8 @@ class HeartbeatQueue:
         with self.changed:
             self._activity.spent(seconds)
 
-    def show_page(self, page: Callable[[], bytes]) -> None:
-        """Send the value of ``page()`` with each heartbeat from now on. It must not block or raise."""
+    def send_ledger_page(self, page: Callable[[], bytes]) -> None:
+        """Send the ledger page that ``page()`` returns with each heartbeat from now on. It must not block or raise."""
         with self.changed:
             self._ledger_page = page
 

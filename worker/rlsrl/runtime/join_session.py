@@ -102,7 +102,7 @@ class JoinSession:
         self._changed = self._queue.changed
         # Guarded by _changed:
         self._welcome: pb.Welcome | None = None
-        self._last_problem = "nobody answered"
+        self._last_problem = "no coordinator answered"
         self._delivered = False
         self._addresses: dict[str, Mapping[int, str]] = {}
         self._settings: Mapping[str, Any] = {}
@@ -199,9 +199,9 @@ class JoinSession:
         """Attribute seconds of the work until now to its stages."""
         self._queue.spent(seconds)
 
-    def show_page(self, page: LedgerPage) -> None:
+    def send_ledger_page(self, page: LedgerPage) -> None:
         """Send a copy of the worker's ledger page with each heartbeat, in case the page is lost."""
-        self._queue.show_page(page.encode)
+        self._queue.send_ledger_page(page.encode)
 
     def record(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add a row to the learning curve. It is sent again until the coordinator acknowledges it.

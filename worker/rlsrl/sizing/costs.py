@@ -61,7 +61,7 @@ class Costs:
     reduce_seconds: float
     """One collective call of several ranks, at each rank."""
     reduced_byte_seconds: float
-    """One byte of the gradient that is averaged, at each rank."""
+    """One byte of the gradient that the ranks add up, at each rank."""
     load_seconds: float
     """An actor or a policy worker takes new weights from shared memory."""
     transfer_seconds: float

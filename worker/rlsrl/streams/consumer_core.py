@@ -243,10 +243,10 @@ class ConsumerCore:
         hello = Hello.from_json(message, token=self._options.token, layout_digest=self._options.layout_digest)
         producer, layout = hello.producer, hello.layout
         self._replace_former(producer)
-        mark = self._ledger.mark(producer)
-        if mark == ACCOUNT_CLOSED:
+        marked = self._ledger.marked_sequence(producer)
+        if marked == ACCOUNT_CLOSED:
             raise _succeeded(producer)
-        num_claims = sum(sequence > mark for sequence, _ in hello.unacknowledged) + hello.num_in_hand
+        num_claims = sum(sequence > marked for sequence, _ in hello.unacknowledged) + hello.num_in_hand
         num_slots = max(self._options.slots_per_producer, num_claims)
         try:
             connection.allocate(layout, num_slots)
@@ -307,11 +307,11 @@ class ConsumerCore:
             self._drop(session, reason)
 
     def _drop(self, session: _Session, reason: str) -> None:
-        """End a session. Its credits are void, and the next ``issue`` gives their lanes to other producers."""
+        """End a session and revoke its credits. The next ``issue`` gives their lanes to other producers."""
         del self._sessions[session.number]
-        void = [credit.order for credit in self._book.disconnect(session.number)]
+        revoked = [credit.order for credit in self._book.disconnect(session.number)]
         self.counters["gone"] += 1
-        _log.info("producer_gone", **_names(session.producer), reason=reason, void_credits=void)
+        _log.info("producer_gone", **_names(session.producer), reason=reason, revoked_credits=revoked)
         self._end(session.connection, reason)
 
     def _end(self, connection: ProducerConnection, reason: str) -> None:

@@ -1,13 +1,16 @@
 """The credits of a sample stream's consumer: which producer may fill which slot. No sockets, threads or clocks.
 
-The consumer reports events (a producer connected, a slot arrived, a slot was released, a producer went) and asks which
+The consumer reports events (a producer connected or disconnected, a slot arrived or was released) and asks which
 credits to send. The unit is the lane::
 
-    granted + returned by producers that went = issued + allowance
+    granted + revoked = issued + allowance
 
 A credit is issued only if its whole slot fits into the allowance. Lanes beyond the granted ones would exceed the policy
 lag when they are trained. The rest of the allowance waits for the next grant, so the rate limiter must grant enough
 ahead for whole slots (``ExperimentSpec.least_policy_lag``).
+
+A producer that reconnects claims credits for the slots that it has filled or is filling. Claims are issued at once,
+beyond the allowance if need be: the allowance is then negative, and later grants fill it first.
 
 Of the producers with a free slot, the one whose last credit is oldest comes first, then the lowest index. The time and
 order of releases do not matter. So a batch is spread over all producers, and the order of credits is reproducible.
@@ -75,7 +78,7 @@ class CreditBook:
 
     @property
     def allowance(self) -> int:
-        """Granted lanes that are not issued. Negative if producers claimed more lanes than were granted."""
+        """Granted lanes that are not issued. Negative if claims were issued beyond it."""
         return self._allowance
 
     @property
@@ -99,28 +102,28 @@ class CreditBook:
     def connect(
         self, connection: int, *, index: int, num_lanes: int, num_slots: int, num_claims: int
     ) -> tuple[Credit, ...]:
-        """Add a producer with ``num_slots`` slots; return the credits for the slots that it claims.
+        """Add a producer with ``num_slots`` slots; return its claims: credits for its first ``num_claims`` slots.
 
-        A producer claims the first ``num_claims`` slots for slots that it filled, or began to fill, under a credit of a
-        former connection. Each claim becomes a credit: it has an order, counts against the allowance, is outstanding
-        until received, and goes to others if the producer goes. No grant stands behind it, and any weights may fill it.
+        The producer has filled these slots, or began to fill them, under credits of a former connection, which are no
+        longer valid. A claim is issued without regard to the allowance, and weights of any version may have filled its
+        slot. It is otherwise a credit like others: it reduces the allowance, is outstanding until its slot arrives, and
+        is revoked if the producer disconnects.
         """
-        claimed = range(num_claims)
         holder = _Holder(index=index, num_lanes=num_lanes, free=[*range(num_claims, num_slots)])
         self._holders[connection] = holder
-        claims = tuple(self._issue_to(connection, holder, slot, INITIAL) for slot in claimed)
+        claims = tuple(self._issue_to(connection, holder, slot, INITIAL) for slot in range(num_claims))
         if len(self._holders) >= self._expected_producers:
             self._is_open = True
         return claims
 
     def disconnect(self, connection: int) -> tuple[Credit, ...]:
-        """Remove a producer; return its void credits in order. Their lanes can be issued again."""
+        """Remove a producer and revoke its credits; return them in order. Their lanes can be issued again."""
         del self._holders[connection]
-        void = tuple(credit for credit in self._outstanding.values() if credit.connection == connection)
-        for credit in void:
+        revoked = tuple(credit for credit in self._outstanding.values() if credit.connection == connection)
+        for credit in revoked:
             del self._outstanding[credit.order]
             self._allowance += credit.num_lanes
-        return void
+        return revoked
 
     def grant(self, num_lanes: int, min_version: Version) -> None:
         """Add lanes to the allowance. Later credits require the newest ``min_version`` granted so far."""

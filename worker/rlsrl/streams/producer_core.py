@@ -44,7 +44,7 @@ class ProducerOptions:
     """Written before a slot is posted and after it is acknowledged."""
     progress: ProducerProgress = field(default_factory=ProducerProgress)
     """This index's progress with the consumer, from ``ProducerAccount.progress``. The consumer settles the slots of
-    former lives: those that it never received count as lost."""
+    former lives: it counts those that it never took as dropped or lost."""
     on_settled: Callable[[], None] = lambda: None
     """Called once, inside ``acquire`` or ``flush``, after the consumer has settled the slots of former lives."""
     sequences: Iterator[int] = field(default_factory=count)
@@ -96,7 +96,7 @@ class ProducerState:
         )
 
     def connected(self, welcome: Welcome, connection: ConsumerConnection) -> None:
-        """Begin an admitted connection: settle the slots that the consumer has, and post the others again.
+        """Begin an admitted connection: free the slots that the consumer has, and post the others again.
 
         Raises:
             StreamError: the welcome does not fit the slots held.
@@ -115,7 +115,7 @@ class ProducerState:
             self._options.on_settled()
 
     def disconnected(self) -> None:
-        """End the connection. Its unused credits are void."""
+        """End the connection. The consumer revokes its unused credits."""
         self._connection = None
         self._credits.clear()
 

@@ -134,20 +134,24 @@ class SampleConsumer(Protocol):
 class ConsumerLedger(Protocol):
     """A consumer's record of the slots it took, written before it acknowledges. It survives the consumer's process."""
 
-    def mark(self, producer: ProducerId) -> int:
-        """Return the highest sequence taken from that incarnation, or -1.
+    def marked_sequence(self, producer: ProducerId) -> int:
+        """Return the highest sequence number of that incarnation that is accounted for; -1 for none.
 
         ``rlsrl.runtime.ledger.ACCOUNT_CLOSED`` means that a later incarnation has connected.
         """
 
     def meet(self, producer: ProducerId, progress: ProducerProgress) -> Mark:
-        """Settle the slots of the producer's former lives and close their accounts; return the mark to continue from.
+        """Settle the slots of the producer's former lives; return the mark to continue from.
 
-        After this nothing is counted twice. A repeated call changes nothing.
+        To settle is to count the untaken slots as dropped or lost, and to take no more slots of those lives. A repeated
+        call changes nothing.
         """
 
     def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None:
-        """Record a slot as held in memory: set the mark to the producer's ``total`` and count ``in_buffer``."""
+        """Record a slot as held in memory: set the producer's mark to ``sequence`` and ``total``; raise ``in_buffer``.
+
+        ``total`` is the producer's count of the transitions that it has posted to this consumer, this slot included.
+        """
 
 
 class ProducerLedger(Protocol):

@@ -1,4 +1,4 @@
-"""A base class of the twins and tools that hold processes, threads or descriptors."""
+"""A base class of test doubles and tools that hold processes, threads or descriptors."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class RecordingSession:
         """Record the call."""
         self.work.append(dict(seconds))
 
-    def show_page(self, page: LedgerPage) -> None:
+    def send_ledger_page(self, page: LedgerPage) -> None:
         """Record the call."""
         self.page = page
 

@@ -242,7 +242,7 @@ class DrivenClient:
     def _do(self, action: Callable[[], T]) -> T:
         """Run ``action`` in the client's thread, or in this thread after the client's has ended."""
         done: Future[T] = Future()
-        self._actions.put(lambda: _settle(done, action))
+        self._actions.put(lambda: _resolve(done, action))
         if self._driving.done():
             self._run_actions()
         return done.result(DEADLINE)
@@ -256,7 +256,7 @@ class DrivenClient:
         self._client.close()
 
     def _drive(self, make: Callable[[], InferenceClient], made: Future[InferenceClient]) -> None:
-        _settle(made, make)
+        _resolve(made, make)
         client = made.result()
         while not self._is_closed:
             self._run_actions()
@@ -281,7 +281,7 @@ class DrivenClient:
                 self._actions.get_nowait()()
 
 
-def _settle(future: Future[T], action: Callable[[], T]) -> None:
+def _resolve(future: Future[T], action: Callable[[], T]) -> None:
     try:
         future.set_result(action())
     except Exception as error:  # noqa: BLE001 - the future's reader raises it

@@ -1,4 +1,4 @@
-"""An inference stream within one process: the twin of the gRPC stream, for tests."""
+"""An inference stream within one process: the test double of the gRPC stream."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class MemoryBlobs(Blobs, BlobChange):
 
     @override
     def remove(self, paths: Sequence[str]) -> None:
-        """See ``Change``."""
+        """See ``BlobChange.remove``."""
         for path in paths:
             self.content.pop(path, None)
 

@@ -271,7 +271,7 @@ class StreamBench:
             defaults |= {
                 "ledger": ledger,
                 "progress": ledger.progress(),
-                "on_settled": lambda: ledger.settle(incarnation),
+                "on_settled": lambda: ledger.forget_settled(incarnation),
             }
         producer = self._transport.producer(self.address, ProducerOptions(**(defaults | arguments)))
         self._names[producer] = ProducerId(index, incarnation)

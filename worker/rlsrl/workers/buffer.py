@@ -1,8 +1,8 @@
 """The buffer worker: a bounded, acknowledged FIFO between actors and trainers.
 
 Actors post to it as to a trainer, and it posts to every trainer rank as an actor does; see
-``rlsrl.workers.forwarder``. It keeps nothing of its own: what dies with it is what it had acknowledged and not passed
-on, and its ledger page says how much that was.
+``rlsrl.workers.forwarder``. Only its ledger page outlives it. The page counts the transitions that are lost with it:
+those acknowledged and not passed on.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rlsrl.workers.build.buffer import BufferParts, build_buffer
 from rlsrl.workers.context import WorkerContext
 
 WAKE_SECONDS = 0.2
-"""How long it waits for slots before it looks around."""
+"""How long a poll waits for slots."""
 
 
 class BufferWorker(Worker[BufferConfig]):
-    """Passes slots on until it is told to exit. One poll is all that has come."""
+    """Forwards slots until a command or a signal ends it. One poll forwards the slots that have arrived."""
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(report=context.report_stats, log=context.log, clock=context.clock)

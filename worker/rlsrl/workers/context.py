@@ -63,7 +63,7 @@ class WorkerContext:
         payload = self.join_session.ledger_copy
         kept = PageRecord.decode(payload, role=self.role, index=self.index) if payload else None
         page.apply(lambda record: starting_record(record, kept, incarnation=self.incarnation))
-        self.join_session.show_page(page)
+        self.join_session.send_ledger_page(page)
         LedgerCollector(lambda: page.record, self.metrics.registry)
         return page
 

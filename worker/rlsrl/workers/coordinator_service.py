@@ -233,7 +233,7 @@ class CoordinatorService(CoordinatorServicer):
         self._set_metrics(now)
 
     async def flush(self) -> None:
-        """Make the state durable before the end, as far as the disk takes it."""
+        """Write the state before the end. A failing disk does not delay the end."""
         await self._state.flush()
 
     def _set_metrics(self, now: float) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rlsrl.parameters.objects import Objects
 
 ROSTER = "roster.json"
-"""Object name of the leases (``rlsrl.workers.leases``). The config gives the name of the file."""
+"""Object name of the roster's leases (``rlsrl.workers.leases``). The config gives the name of the file."""
 LEDGER_COPIES = "ledger.json"
 """Name of the copies of ledger pages. The file is beside that of the leases."""
 COORDINATORS = "coordinators.json"

@@ -32,12 +32,15 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationInterval:
-    """The least distance between versions that one evaluator plays. Either limit suffices; without limits, any does."""
+    """The distance from the version that one evaluator plays to the next that it plays.
+
+    With both intervals, the earlier of the two counts. With neither, every newer version is due.
+    """
 
     every_seconds: float | None
-    """Seconds between the times at which the versions were stored; None: no limit."""
+    """Seconds between the times at which the two versions were stored; None: no such interval."""
     every_versions: int | None
-    """Distance in places of the share; None: no limit."""
+    """Number of versions of the evaluator's share from the one to the other; None: no such interval."""
 
 
 def choose(
@@ -51,7 +54,7 @@ def choose(
     Args:
         versions: All stored versions, oldest first.
         share: The evaluator's share.
-        interval: The least distance from the version played last.
+        interval: The distance from the version played last.
         last: The newest version that this process handled. Versions themselves record what earlier processes played.
     """
     own = [info for info in versions if share.holds(info)]

@@ -48,7 +48,7 @@ def main() -> int:
     """Run the gang to its end; return the exit code."""
     parser = argparse.ArgumentParser(prog="rlsrl.workers.gang_launcher", description="Run the ranks of a trainer gang.")
     parser.add_argument("--ranks", type=int, required=True, help="number of ranks on this machine")
-    parser.add_argument("--machines", type=int, default=1, help="number of machines with so many ranks each")
+    parser.add_argument("--machines", type=int, default=1, help="number of machines, each with RANKS ranks")
     parser.add_argument("--machine", type=int, default=0, help="this machine's number, from 0")
     parser.add_argument("--meet-at", default="", metavar="HOST:PORT", help="port of machine 0; for several machines")
     parser.add_argument("--health-at", type=int, metavar="PORT", help="answer /healthz for this machine's ranks there")

@@ -97,7 +97,7 @@ class BatchPredictor:
 
         Raises:
             PipeClosed: no newer weights will come.
-            Exception: the policy raised; the batch's clients have been told.
+            Exception: the policy raised; the batch's clients have the error.
         """
         newer = self._latest.take(batch.min_version)
         try:

@@ -1,8 +1,8 @@
 """The learning curve on disk: ``metrics.jsonl``, and TensorBoard events made from it.
 
-``metrics.jsonl`` is the one home of the rows: what it holds is confirmed to the workers, and it says which rows are
-there already when one is sent again. The events are derived: each life of the coordinator begins a file, and writes
-what a kill kept the one before from writing.
+Workers get an acknowledgement of rows in ``metrics.jsonl``, and a row that a worker sends again is recognised there.
+The events derive from the rows. Each life of the coordinator begins an event file, and first writes the events that a
+killed life did not write.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CurveRow:
         """Read a line of ``to_line``.
 
         Raises:
-            TypeError, ValueError: it did not write this.
+            TypeError, ValueError: the line is not one of ``to_line``.
         """
         value: dict[str, Any] = json.loads(line)
         value["scalars"] = {name: float(scalar) for name, scalar in dict(value["scalars"]).items()}

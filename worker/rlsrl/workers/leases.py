@@ -1,4 +1,4 @@
-"""Leases of indices: which process holds which index of a role, and until when. Pure.
+"""Leases of indices, the part of the roster that outlives a coordinator: which process holds which index. Pure.
 
 A worker's identity in the experiment is (role, index, incarnation). The worker's seeds and environments and the
 detection of duplicates depend on the identity, so two processes must never share one. Each new lease of an index raises

@@ -1,4 +1,7 @@
-"""The workers of an experiment as the coordinator knows them: the newest at each index, present or gone."""
+"""The roster: the workers of an experiment as the coordinator knows them, the newest at each index.
+
+``Leases`` alone decide which of them are present. This module adds what the workers report of themselves.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from rlsrl.workers.status import Member, MemberReport
 
 
 class Members:
-    """The newest worker at each index. A member is present while it holds its lease."""
+    """The newest worker at each index. A member is present while it holds its lease, and gone afterwards."""
 
     def __init__(self, leases: Leases) -> None:
         self._leases = leases

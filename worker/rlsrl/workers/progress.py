@@ -1,6 +1,6 @@
-"""Counts training progress and evaluates the stop conditions. Pure; each checkpoint stores it.
+"""Counts training progress and evaluates the stop conditions. Pure. Each checkpoint stores the progress.
 
-Only ``SkipWindow``, which ends a run that does not learn, starts empty with each life of the trainers.
+Only ``SkipWindow``, which ends a run that does not learn, starts empty with each attempt.
 """
 
 from __future__ import annotations

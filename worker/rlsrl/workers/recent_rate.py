@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 WINDOW_SECONDS = 10.0
-"""The rate is that of at least the last so many seconds, if the count has grown that often."""
+"""Seconds over which the rate is measured; more if the count grows more rarely."""
 
 
 class RecentRate:
@@ -20,7 +20,7 @@ class RecentRate:
         """The times, in seconds, at which the count was seen to have grown, with its value; oldest first."""
 
     def note(self, now: float, count: float) -> None:
-        """Note the count; a smaller one, as after a restart, forgets what was before."""
+        """Record the count. A smaller count, as after a restart, discards the earlier ones."""
         growth = self._growth
         if growth and count < growth[-1][1]:
             growth.clear()

@@ -41,7 +41,7 @@ _RESULT = (
     "minibatches_skipped",
     "non_finite_returns",
 )
-"""Metadata of the last version in the terminal record."""
+"""Names of the last version's metadata that the terminal record contains."""
 
 
 class TrainerWorker(Worker[TrainerConfig]):

@@ -33,7 +33,7 @@ WAKE_SECONDS = 0.2
 class TrainingLedger(Protocol):
     """The part of the ledger that the training thread writes."""
 
-    def trained(self, num_transitions: int, *, num_skipped: int = 0) -> None:
+    def trained(self, num_transitions: int, *, num_untrained: int = 0) -> None:
         """Count a step's transitions, which left the buffer: those trained, and those whose updates were skipped."""
 
     def dropped(self, reason: str, num_transitions: int) -> None:
@@ -311,7 +311,7 @@ class TrainingThread:
         updated = self._context.clock.monotonic()
         self._version = Version(self._version.attempt, self._version.step + 1)
         num_trained = batch.num_transitions - result.num_untrained
-        self._experience.ledger.trained(num_trained, num_skipped=result.num_untrained)
+        self._experience.ledger.trained(num_trained, num_untrained=result.num_untrained)
         self._experience.limiter.sampled(self._experience.batch_lanes)
         publishing = self._context.clock.monotonic()
         self._outputs.publish(self._learner.parameters(self._version))

@@ -60,8 +60,10 @@ _DIVISORS = " && ".join(
 
 
 def _with_divisors(cel: str) -> str:
-    """Return the rule's expression for documents without a number below its bound. An API server applies rules to
-    others, too, and would report a division by zero beside the bound.
+    """Return the expression that applies the rule only if every divisor is above 0.
+
+    An API server applies rules to documents with numbers below their bounds, too. It would report a division by zero
+    beside the bound.
     """
     return f"!({_DIVISORS}) || ({cel})"
 

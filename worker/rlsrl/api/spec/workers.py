@@ -102,8 +102,8 @@ class Trainers(Model):
     """The workers that learn."""
 
     replicas: Annotated[int, Field(ge=1, le=1024), INTEGRAL] = 1
-    """Number of ranks. They share each batch evenly and average their gradients (data parallel). More ranks pay where a
-    training step takes far longer than a millisecond."""
+    """Number of ranks. They share each batch evenly and add up their gradients (data parallel), so that their step is
+    that of one rank with the whole batch. More ranks pay where a training step takes far longer than a millisecond."""
     batch_environments: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
     """Environments whose rollouts make one batch, over all replicas; by default all environments."""
     compile: CompileMode = "background"
@@ -174,10 +174,12 @@ class Evaluators(Model):
     max_steps: Count = 10_000_000
     """Steps of all evaluators' environments together after which the evaluation of a version is given up."""
     every_seconds: PositiveSeconds | None = None
-    """Seconds between the versions that an evaluator plays. With neither this nor everyVersions it plays as many as it
+    """Seconds from the version that an evaluator plays to the next that it plays, by the times at which the two were
+    stored. With everyVersions, the earlier of the two counts. With neither, an evaluator plays as many versions as it
     can."""
     every_versions: Count | None = None
-    """Of how many versions one is played. With everySeconds, the earlier of the two counts."""
+    """Number of versions from the one that an evaluator plays to the next that it plays: with 3, it plays every third.
+    Evaluators share the versions in turn, and each counts those of its share."""
     greedy: bool = True
     """Whether the most probable action is taken. With false, actions are sampled as in training."""
     pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
@@ -190,7 +192,9 @@ class Evaluators(Model):
 
 
 class Pacing(Model):
-    """How gathering and training keep pace. Bounds are kept by waiting, never by dropping samples."""
+    """How gathering and training keep pace. Actors and trainers wait for each other, so that no sample gets too old to
+    be trained. Only samples from before a restart of a trainer or buffer worker may be too old: they are dropped and
+    counted."""
 
     max_policy_lag: Annotated[int, Field(ge=0, le=64), INTEGRAL] = 1
     """Largest number of training steps between the weights that chose an action and the weights being trained. 0

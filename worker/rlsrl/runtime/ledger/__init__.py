@@ -5,8 +5,10 @@
 ``unsettled`` transitions were posted and not taken, and their consumer may still take them. An ended run has none: each
 of them was dropped or lost.
 
-Each term is counted where it happens; no term is the difference of others. Each process writes its own page, a small
-file that survives a SIGKILL. ``balance`` adds up the pages of a run and checks the equation.
+The process that sees an event counts it, on its own ledger page: a small file that survives a SIGKILL. No term is
+computed as the rest of the equation. So a transition that is counted twice, or not at all, breaks the equation, and
+``Balance.check`` finds it. ``balance`` adds up the pages of a run. It compares the page of each producer with those of
+its consumers, to find the slots that were posted and not taken, and the transitions that an older copy of a page lacks.
 """
 
 from rlsrl.runtime.ledger.accounts import (

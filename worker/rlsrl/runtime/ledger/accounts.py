@@ -1,7 +1,8 @@
-"""The updates that each role makes on its page: the trainer consumes, the actor produces, the buffer worker does both.
+"""The updates of ledger pages. A trainer consumes transitions, an actor produces them, a buffer worker does both.
 
-Each method is one update of the page. A SIGKILL at any point leaves the page either before or after an update. The
-classes implement ``ConsumerLedger`` and ``ProducerLedger`` of the sample streams.
+The other roles have no page: no transition passes them. Each method is one update of the page. A SIGKILL at any point
+leaves the page either before or after an update. The classes implement ``ConsumerLedger`` and ``ProducerLedger`` of the
+sample streams.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ConsumerAccount:
     def __init__(self, page: LedgerPage) -> None:
         self._page = page
 
-    def mark(self, producer: ProducerId) -> int:
+    def marked_sequence(self, producer: ProducerId) -> int:
         """Return the highest sequence number of that incarnation that is accounted for; -1 for none.
 
         ``ACCOUNT_CLOSED`` if a newer incarnation has connected: its handshake has settled the older ones.
@@ -45,10 +46,10 @@ class ConsumerAccount:
         return _sequence(self._page.record, producer)
 
     def meet(self, producer: ProducerId, progress: ProducerProgress) -> Mark:
-        """Settle what a connecting producer's former lives left; return the mark to continue from. Idempotent.
+        """Settle the slots of a connecting producer's former lives; return the mark to continue from. Idempotent.
 
-        Slots that former lives posted and this consumer did not take are lost with the producer, or dropped if that
-        life ended cleanly.
+        To settle is to count as dropped or lost: slots that former lives posted and this consumer did not take are lost
+        with the producer, or dropped if that life ended cleanly.
 
         If the page of one side was lost and restored, the producer's count shows what is missing. Transitions that this
         consumer acknowledged but its restored page does not contain are lost with the receiver. Transitions that this
@@ -69,12 +70,12 @@ class ConsumerAccount:
         return self._page.apply(reconcile).marks[producer.index]
 
     def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None:
-        """Record a slot as held in memory: raise the mark and ``in_buffer``. Call it before the acknowledgement.
+        """Record a slot as held in memory. Call it before the acknowledgement.
 
-        ``total`` is the producer's own count (see ``Mark``).
+        Sets the producer's mark to ``sequence`` and ``total`` (see ``Mark``), and raises ``in_buffer``.
 
         Raises:
-            LedgerError: the slot was taken before: its sequence number is not above the mark.
+            LedgerError: the slot was taken before: its sequence number is not above that of the mark.
         """
 
         def taken(record: PageRecord) -> PageRecord:
@@ -100,16 +101,16 @@ class ConsumerAccount:
 class TrainerLedger(ConsumerAccount):
     """The trainer's page: a consumer that trains and resumes from checkpoints."""
 
-    def trained(self, num_transitions: int, *, num_skipped: int = 0) -> None:
-        """Record that a step's transitions left the buffer: some trained, and ``num_skipped`` others without effect.
+    def trained(self, num_transitions: int, *, num_untrained: int = 0) -> None:
+        """Record that a step's transitions left the buffer: ``num_transitions`` trained, and ``num_untrained`` others.
 
         The others are dropped as ``update_skipped``. One update of the page counts both, so no kill separates them.
         """
         self._page.update(
             **{
                 "trained": num_transitions,
-                "dropped.update_skipped": num_skipped,
-                "in_buffer": -num_transitions - num_skipped,
+                "dropped.update_skipped": num_untrained,
+                "in_buffer": -num_transitions - num_untrained,
             }
         )
 
@@ -148,7 +149,7 @@ class ProducerAccount(ABC):
     def begin(self, incarnation: int) -> tuple[Posted, ...]:
         """Begin a new life; return the slots that former lives left unacknowledged.
 
-        The handshakes with the consumers account for those slots; ``settle`` removes them afterwards.
+        The handshakes with the consumers settle those slots; ``forget_settled`` removes them afterwards.
 
         Raises:
             LedgerError: the incarnation is not newer than the page's.
@@ -179,8 +180,8 @@ class ProducerAccount(ABC):
         left = tuple((*each[:3], each.withdrawn) for each in sorted(record.unacknowledged) if each.consumer == consumer)
         return ProducerProgress(inherited=inherited, acknowledged=inherited, left=left, restored=record.restored)
 
-    def settle(self, incarnation: int) -> None:
-        """Forget the unacknowledged slots of older incarnations: every consumer has accounted for them. Idempotent."""
+    def forget_settled(self, incarnation: int) -> None:
+        """Remove the unacknowledged slots of older incarnations: every consumer has settled them. Idempotent."""
         self._page.apply(
             lambda record: replace(
                 record, unacknowledged=tuple(each for each in record.unacknowledged if each.incarnation >= incarnation)
@@ -302,7 +303,7 @@ def resumed_record(record: PageRecord, saved: Mapping[str, Any] | None, *, incar
 
 
 def _age(incarnation: int, counters: Mapping[str, int]) -> tuple[int, int]:
-    """Return what orders a trainer's records: within a life each step raises the number of transitions.
+    """Return the key that orders a trainer's records by time: within a life each step raises the transitions.
 
     A checkpoint of an older version of rlsrl lacks ``update_skipped``.
     """
@@ -310,7 +311,7 @@ def _age(incarnation: int, counters: Mapping[str, int]) -> tuple[int, int]:
 
 
 def _reconcile_new_life(record: PageRecord, producer: ProducerId, mark: Mark, progress: ProducerProgress) -> PageRecord:
-    """Settle a life of the producer that connects for the first time."""
+    """Return the consumer's record for a life of the producer that connects for the first time."""
     not_taken = Counter[str]()
     for incarnation, sequence, num_transitions, withdrawn in progress.left:
         if not mark.covers(incarnation, sequence):
@@ -330,7 +331,7 @@ def _reconcile_new_life(record: PageRecord, producer: ProducerId, mark: Mark, pr
 def _reconcile_same_life(
     record: PageRecord, producer: ProducerId, mark: Mark, progress: ProducerProgress
 ) -> PageRecord:
-    """Settle a life of the producer that has connected before."""
+    """Return the consumer's record for a life of the producer that has connected before."""
     forgotten = progress.acknowledged - mark.total
     if forgotten <= 0 or not record.restored:
         return record

@@ -34,14 +34,15 @@ class Balance:
     produced: int
     trained: int
     in_buffer: int
-    """Held by consumers; 0 in an ended run, unless a consumer ended cleanly without counting its buffer's content."""
+    """Held by consumers. ``check`` demands 0 of an ended run: a consumer that ends cleanly counts its buffer's content
+    as dropped, and the content that a dead one held is lost."""
     dropped: Mapping[str, int]
     """By reason."""
     lost: Mapping[str, int]
     """By cause."""
     unsettled: int
-    """Posted and not taken: the consumer may still take them, or settle them when the producer's next life connects. 0
-    in an ended run."""
+    """Posted and not taken. The consumer may still take them, or count them as dropped or lost when the producer's next
+    life connects. 0 in an ended run."""
     ended: bool
     """True if all processes of the run had ended."""
 
@@ -118,8 +119,8 @@ def balance(records: Iterable[PageRecord], *, ended: bool, copies: bool = False)
         total[gone] += pair.forgotten
         total.update(_outlived(pair.producer_role, pair.outlived, gone))
     if ended:
-        overdrawn = max(-_lost_at_buffers(total, records, pairs), 0)
-        total.update({"produced": overdrawn, gone: overdrawn})
+        missing = _missing_on_actors_pages(total, records, pairs)
+        total.update({"produced": missing, gone: missing})
     return Balance(
         produced=total["produced"],
         trained=total["trained"],
@@ -132,11 +133,11 @@ def balance(records: Iterable[PageRecord], *, ended: bool, copies: bool = False)
 
 
 def settle_ledger(folder: Path) -> None:
-    """Settle the unacknowledged slots of an ended run on its producers' pages, so that later lives start without any.
+    """Settle the unacknowledged slots of an ended run: count the untaken ones as dropped or lost, and remove all.
 
-    The controller calls this when no process of the run is alive: after the end, and again before a resume in case the
-    controller died before. Idempotent. It changes no term of ``balance`` of an ended run, which already counts these
-    slots as dropped or lost: afterwards the pages themselves count them so.
+    So later lives start without any. The controller calls this when no process of the run is alive: after the end, and
+    again before a resume in case the controller died before. Idempotent. It changes no term of ``balance`` of an ended
+    run, which already counts untaken slots so: afterwards the producers' pages count them.
 
     Raises:
         LedgerError: a process of the run is still alive.
@@ -157,10 +158,9 @@ def _roles_present(records: Sequence[PageRecord]) -> list[str]:
 
 
 def _settled(record: PageRecord, *, not_taken: Sequence[Posted]) -> PageRecord:
-    """Return a producer's record after its untaken slots are settled.
+    """Return a producer's record that counts its untaken slots as dropped or lost.
 
-    The record counts them as dropped or lost. They leave its posted counts, which compare with the consumers' marks: no
-    mark contains them.
+    The slots leave its posted counts, which compare with the consumers' marks: no mark contains them.
     """
     posted_counts = dict(record.posted_counts)
     for posted in not_taken:
@@ -247,11 +247,12 @@ def _compare(
     )
 
 
-def _lost_at_buffers(total: Mapping[str, int], records: Sequence[PageRecord], pairs: Sequence[_Pair]) -> int:
-    """Return the transitions that were lost with buffer workers.
+def _missing_on_actors_pages(total: Mapping[str, int], records: Sequence[PageRecord], pairs: Sequence[_Pair]) -> int:
+    """Return the transitions of an ended run that trainers took and that no actor's page contains.
 
-    The result is negative if the trainer took more than the pages of actors and buffer workers contain, because their
-    copies are older than the trainer's.
+    0 without buffer workers. 0 also unless pages are copies: those of actors and buffer workers may be older than the
+    trainers'. Transitions that trainers took and that a buffer worker's page lacks count first against the losses with
+    buffer workers (``_outlived``). Actors produced the others after the copies of their pages.
     """
     if not any(record.role == "buffer" for record in records):
         return 0
@@ -262,7 +263,7 @@ def _lost_at_buffers(total: Mapping[str, int], records: Sequence[PageRecord], pa
     )
     forgotten = sum(pair.forgotten for pair in pairs if pair.producer_role == CHAIN[0])
     outlived = total["outlived"] + sum(pair.outlived for pair in pairs if pair.producer_role == "buffer")
-    return lost + forgotten - outlived
+    return max(outlived - forgotten - lost, 0)
 
 
 def _outlived(producer_role: str, num_transitions: int, gone: str) -> dict[str, int]:
@@ -287,7 +288,10 @@ def _untaken_terms(not_taken: Iterable[Posted]) -> dict[str, int]:
 
 
 def _held_by_dead(record: PageRecord) -> dict[str, int]:
-    """Return the terms of the slots that a dead consumer held. A consumer that ended cleanly has emptied its buffer."""
+    """Return the terms of the transitions that a dead consumer held.
+
+    A consumer that ended cleanly should hold none. If it does, ``Balance.check`` reports it.
+    """
     held = record.counters["in_buffer"]
     return {"in_buffer": -held, "lost.receiver_died": held} if held > 0 and not record.ended else {}
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 DROP_REASONS = ("stale", "old_attempt", "end_of_run", "non_finite", "update_skipped")
-"""Why a transition was not trained that reached a consumer, or was in transit when its producer ended cleanly.
-``non_finite``: it reached no slot, because its reward or observation is not finite. ``update_skipped``: every minibatch
-that contained it was skipped, because the loss or the gradient was not finite."""
+"""Why a transition was not trained. ``stale``: its weights are older than the policy lag allows. ``old_attempt``: its
+weights are of an earlier attempt. ``end_of_run``: it was untrained when its consumer ended, or in transit when its
+producer ended cleanly. ``non_finite``: it reached no slot, because its reward or observation is not finite.
+``update_skipped``: every minibatch that contained it was skipped, because the loss or the gradient was not finite."""
 LOSS_CAUSES = ("receiver_died", "producer_died", "rolled_back")
 """Causes of a loss. The consumer that held the transition died; or its producer died before a consumer held it; or
 training resumed from a checkpoint that is older than the step that trained it."""

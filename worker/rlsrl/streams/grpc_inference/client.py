@@ -158,7 +158,7 @@ class GrpcInferenceClient(InferenceClient):
         connection.heard(self._now() + self._options.peer_timeout)
         if message.kind in (InferenceMessageKind.RESULT, InferenceMessageKind.FAILURE):
             connection.has_answered = True
-            self._settle(message)
+            self._keep_answer(message)
         elif message.kind is InferenceMessageKind.WELCOME:
             self._welcomed(connection)
         elif message.kind is InferenceMessageKind.REFUSED:
@@ -169,7 +169,7 @@ class GrpcInferenceClient(InferenceClient):
         elif message.kind is not InferenceMessageKind.ALIVE:
             raise Malformed(f"a {message.kind.name} from an inference server")
 
-    def _settle(self, message: InferenceMessage) -> None:
+    def _keep_answer(self, message: InferenceMessage) -> None:
         """Keep an answer for the owner. The second answer to a request that was sent twice is dropped."""
         request = self._unanswered.get(message.number)
         if request is None:

@@ -48,14 +48,14 @@ def open_producer(
 ) -> PollableProducer:
     """Return a producer for the consumers at ``endpoints``, by consumer index, and begin the ledger's new life.
 
-    The ledger forgets the unacknowledged slots of former lives after every consumer of such a slot has settled them.
+    The ledger forgets the unacknowledged slots of former lives once every consumer of such a slot has settled them.
 
     Raises:
         ConfigurationError: a slot is too large for the transport.
     """
     previous = ledger.begin(producer_id.incarnation)
     unsettled = {entry.consumer for entry in previous}
-    on_settled = _after_calls(len(unsettled), lambda: ledger.settle(producer_id.incarnation))
+    on_settled = _after_calls(len(unsettled), lambda: ledger.forget_settled(producer_id.incarnation))
     sequences = count()
 
     def shard(consumer: int, endpoint: str) -> PollableProducer:

@@ -134,7 +134,7 @@ def build_trainer(
 
 
 def _exported_actor(policy: TorchPolicy, parameters: Parameters) -> dict[str, Any]:
-    """Return the metadata that hands the exported actor to the actors, once it computes what the network does."""
+    """Return the metadata with the exported actor, after a check that it computes what the network does."""
     exported = policy.export()
     if exported is not None:
         check_export(policy, exported, parameters)
