@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from rlsrl.api.failures import signature
 from rlsrl.api.pods import is_ready, restarts, terminations
 from rlsrl.api.reasons import EndReason
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION
@@ -20,7 +21,12 @@ from rlsrl_operator.manifests.types import Manifest
 
 DONE = "done"
 """First word of rank 0's termination message when the experiment has finished. The result follows as JSON."""
-FINAL_CODES: Mapping[int, EndReason] = {2: "ConfigurationError", 3: "EnvironmentFault", 5: "RunDamaged"}
+FINAL_CODES: Mapping[int, EndReason] = {
+    2: "ConfigurationError",
+    3: "EnvironmentFault",
+    4: "NotStored",
+    5: "RunDamaged",
+}
 """Exit codes of workers that would end the same way after every restart."""
 ERROR_PREFIX = "rlsrl: "
 """First characters of the log line in which a worker reports why no restart would help."""
@@ -45,6 +51,8 @@ class AttemptEnd:
     message: str
     is_failure: bool
     """Whether it counts as a restart and against ``restarts.budget``. Edits and the loss of a disrupted pod do not."""
+    signature: str = ""
+    """Of a worker's failure: equal for the same exception at the same place (``rlsrl.api.failures``); else empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +93,9 @@ def judge(
         reason = f"{num_pods - len(ours)} of {num_pods} trainer pods are gone"
     if reason is not None:
         reason = next((cause for pod in disrupted if (cause := _cause_of_disruption(pod)) is not None), reason)
-    end = None if reason is None else AttemptEnd(message=reason, is_failure=not disrupted)
+    end = None
+    if reason is not None:
+        end = AttemptEnd(message=reason, is_failure=not disrupted, signature="" if disrupted else _signature(ours))
     return Verdict(end=end, complete=len(ours) == num_pods and all(map(is_ready, ours)))
 
 
@@ -136,6 +146,14 @@ def _end_of(pod: Manifest, complete_since: datetime | None) -> str | None:
     if parse_time(pod["metadata"]["creationTimestamp"]) > complete_since:
         return f"{name} was replaced"
     return None
+
+
+def _signature(pods: Sequence[Manifest]) -> str:
+    """Return the signature of the attempt's failures; empty if one of them is a kill or may pass."""
+    ended = [next(iter(terminations(pod)), None) for pod in pods]
+    failed = [each for each in ended if each is not None and each.get("exitCode")]
+    found = {signature(each["exitCode"], (each.get("message") or "").strip().splitlines()) for each in failed}
+    return "" if "" in found else min(found, default="")
 
 
 def _is_disrupted(pod: Manifest) -> bool:

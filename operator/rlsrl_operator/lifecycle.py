@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Literal
 
+from rlsrl.api.failures import FUTILE_STARTS
 from rlsrl.api.pods import ROLE_LABEL, terminations
 from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, EndReason, GangReason
 from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
-from rlsrl.api.status import ExperimentStatus, Phase
+from rlsrl.api.status import ExperimentStatus, LastFailure, Phase
 from rlsrl_operator import status as statuses
 from rlsrl_operator.gang import FINAL_CODES, AttemptEnd, attempt_of, final_error, judge, parse_time, template_of
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, ExperimentContext
@@ -80,7 +81,7 @@ def _decide(
 def _after(
     end: AttemptEnd, status: ExperimentStatus, attempt: int, context: ExperimentContext, now: datetime
 ) -> ExperimentStatus:
-    """Return the status with the next attempt, or with the phase Failed if the restart budget is exhausted."""
+    """Return the status with the next attempt, or with the phase Failed if no further attempt is made."""
     restarts = context.experiment.spec.restarts
     count, counted_at = statuses.failures(status, decay_seconds=restarts.decay_seconds, now=now)
     if end.is_failure:
@@ -89,9 +90,28 @@ def _after(
     if end.is_failure and count > restarts.budget:
         message = f"{count} failures exceed restarts.budget {restarts.budget}; the last: {end.message}"
         return _finished(status, "Failed", "BudgetExhausted", message, context, now)
+    status = status.model_copy(update={"last_failure": _last_failure(status, end)})
+    if (last := status.last_failure) is not None and end.signature and last.times >= FUTILE_STARTS:
+        message = f"the trainers failed in the same way {last.times} times, without a training step: {end.message}"
+        return _finished(status, "Failed", "RepeatedFailure", message, context, now)
     num_restarts = (status.restarts or 0) + (1 if end.is_failure else 0)
     status = status.model_copy(update={"attempt": attempt + 1, "restarts": num_restarts})
     return _gang(status, "Restarting", f"attempt {attempt} is over: {end.message}", context, now)
+
+
+def _last_failure(status: ExperimentStatus, end: AttemptEnd) -> LastFailure | None:
+    """Return the last failure that says something about the trainers, with how often in a row it was the same.
+
+    A failure after which training got further than at the one before is another one, even if it looks the same. The
+    numbers are those of the coordinator's last answer, so this may be noticed one failure late.
+    """
+    last = status.last_failure
+    if not end.signature:
+        return last
+    trained = (status.training.env_steps or 0) if status.training is not None else 0
+    if last is None or last.signature != end.signature or trained > last.env_steps:
+        return LastFailure(signature=end.signature, env_steps=trained, times=1)
+    return last.model_copy(update={"times": last.times + 1})
 
 
 def _queued(

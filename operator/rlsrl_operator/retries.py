@@ -67,6 +67,7 @@ def begin_retry(status: ExperimentStatus, retry: Retry, context: ExperimentConte
             "fresh_attempt": attempt if retry.is_fresh else status.fresh_attempt,
             "recent_failures": None,
             "last_failure_at": None,
+            "last_failure": None,
             "finished_at": None,
             "training": None if retry.is_fresh else status.training,
         }

@@ -127,7 +127,9 @@ def with_numbers(
     if unstored < 1:
         message = "versions are stored as scheduled"
         return with_condition(status, DURABLE, "True", "Stored", message, generation=generation, now=now)
-    message = f"the last {unstored:.0f} scheduled versions could not be stored; the trainer's log has the error"
+    reason = totals.get("unstored_reason")
+    why = reason if isinstance(reason, str) else "the trainer's log has the error"
+    message = f"the last {unstored:.0f} scheduled versions could not be stored: {why}"
     return with_condition(status, DURABLE, "False", "NotStored", message, generation=generation, now=now)
 
 

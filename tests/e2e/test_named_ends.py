@@ -156,6 +156,8 @@ def test_a_full_volume(where: Namespace, small_volume: str, recovered: Recovered
     where.kubectl("exec", coordinator, "--", "sh", "-c", "! head -c 64M /dev/zero > /data/fill")
     message = await_reason(experiment, "Durable", "NotStored")
     assert "could not be stored" in message
+    assert "No space left on device: '/data/" in message
+    assert "bytes" in message
     goes_on(experiment)
 
     def cure() -> None:
@@ -164,6 +166,25 @@ def test_a_full_volume(where: Namespace, small_volume: str, recovered: Recovered
         assert lives(experiment) == before
 
     after_the_cure(recovered, "full volume", "Durable: NotStored", experiment, cure)
+
+
+def test_a_volume_that_is_full_at_the_end(where: Namespace, small_volume: str, recovered: Recovered) -> None:
+    volume = {"size": "16Mi", "storageClassName": small_volume}
+    parameters = {"everySeconds": 1, "retryLastSeconds": 5, "store": {"filesystem": volume}}
+    experiment = begin(where, parameters=parameters)
+    (coordinator,) = (pod["metadata"]["name"] for pod in experiment.pods("coordinator"))
+    where.kubectl("exec", coordinator, "--", "sh", "-c", "! head -c 64M /dev/zero > /data/fill")
+    await_reason(experiment, "Durable", "NotStored")
+    began = time.monotonic()
+    reached = json.dumps({"spec": {"stop": {"trainSteps": 1}}})
+    where.kubectl("patch", "rlexperiment", NAME, "--type=merge", "-p", reached)
+    experiment.await_phase("Failed")
+    recovered("volume that is full at the end", time.monotonic() - began, "Failed: NotStored")
+    finished = experiment.condition("Finished")
+    assert finished["reason"] == "NotStored"
+    assert "could not be stored for 5 s" in finished["message"]
+    assert "No space left on device: '/data/" in finished["message"]
+    assert experiment.status["restarts"] == 0
 
 
 def test_an_exhausted_budget(where: Namespace, hands: Nodes, recovered: Recovered) -> None:

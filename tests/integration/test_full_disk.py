@@ -1,19 +1,25 @@
-"""A full disk costs durability, never the run, and is reported."""
+"""A full disk costs durability, never the run, and is reported. At its end a run waits until there is room."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
+import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk
+from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk, LiveRun
 from rlsrl.testing.run_snapshot import take_snapshot
 
 LARGE = "[256, 256]"
 ROOM_BYTES = 200_000
 """Smaller than a version of this network, and far larger than the trainer's log."""
+DISK_BYTES = 200 * 1024
 
 
 @pytest.mark.slow
@@ -40,7 +46,7 @@ def test_training_continues_and_versions_are_stored_again_once_the_disk_has_spac
         assert shown["rlsrl_checkpoints_failed_total"] >= 2
         assert {failure["level"] for failure in failures()} == {"error"}
         assert "File too large" in failures()[0]["exception"]
-        # Each failed version was a training step further.
+        # Training goes on between the attempts.
         steps = [int(failure["version"].partition(".")[2]) for failure in failures()]
         assert durable.version.step < steps[0] < steps[1]
 
@@ -57,3 +63,133 @@ def test_training_continues_and_versions_are_stored_again_once_the_disk_has_spac
     assert summary["restarts"] == {}
     assert summary["ledger"]["balanced"]
     assert not list((desk.run_folder / "parameters").rglob("*.tmp")), "nothing half-written is left"
+
+
+class SmallDisk:
+    """A run whose ``parameters/`` are on a small disk of their own, with a version every second."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gate = folder / "gate"
+        experiment = GATED_EXPERIMENT.format(gate=self.gate).replace("{everySteps: 10}", "{everySeconds: 1}")
+        self.desk = Desk(folder, experiment)
+        self.path = self.desk.run_folder / "parameters"
+        self._filling = self.path / "filling"
+
+    def fill(self) -> None:
+        """Leave no free byte."""
+        with self._filling.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(512))
+
+    def empty(self) -> None:
+        """Make room again."""
+        self._filling.unlink()
+
+    def fill_under(self, run: LiveRun) -> str:
+        """Fill the disk of a run that stores versions; return the reason in its status once it stores none."""
+
+        def reason() -> str | None:
+            self.fill()  # a version that was removed meanwhile has left room
+            return self.reason(run)
+
+        run.until(lambda: len(run.facts.versions()) > 1, "a version beyond the first")
+        return run.until(reason, "versions that are not stored")
+
+    @staticmethod
+    def reason(run: LiveRun) -> str | None:
+        """Return why versions are not stored, according to the coordinator; None if they are."""
+        return ((run.facts.status() or {}).get("totals") or {}).get("unstored_reason")
+
+    def end_training(self, run: LiveRun) -> None:
+        """Let the run reach its goal, and wait until its trainer waits for room."""
+        self.gate.touch()
+        run.until(lambda: "training is over" in (self.reason(run) or ""), "a trainer that waits for room")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    made = SmallDisk(tmp_path)
+    made.path.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(made.path)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"this user may not mount a small disk: {mounted.stderr.strip()}")
+    yield made
+    subprocess.run(["umount", str(made.path)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_named_and_the_last_version_waits_for_room(disk: SmallDisk) -> None:
+    with disk.desk.begin() as run:
+        reason = disk.fill_under(run)
+        assert f"No space left on device: '{disk.path}/default' needs " in reason
+        assert " bytes, " in reason
+        assert " are free: free " in reason
+        run.until(lambda: "NOT STORED: the newest" in run.output, "a line about versions that are not stored")
+        assert f"No space left on device: '{disk.path}/default' needs " in run.output
+        top = disk.desk.call("top", "live")
+        assert "NOT STORED: the newest" in top.stdout
+        assert str(disk.path) in top.stdout
+        before = (run.facts.status() or {})["totals"]["train_steps"]
+        run.until(lambda: ((run.facts.status() or {}).get("totals") or {}).get("train_steps", 0) > before, "training")
+        disk.end_training(run)
+        run.until(lambda: "training is over, and the trainer tries again until" in run.output, "a line about the wait")
+        disk.empty()
+        assert run.wait() == 0, run.output
+    summary = disk.desk.facts().json("summary.json")
+    assert summary["finished"]
+    assert summary["restarts"] == {}
+    assert summary["ledger"]["balanced"]
+    assert summary["ledger"]["lost"]["rolled_back"] == 0
+
+
+def test_a_last_version_without_room_ends_the_run_with_what_to_do(disk: SmallDisk) -> None:
+    limit = ("--set", "spec.parameters.retryLastSeconds=3")
+    with disk.desk.begin(*limit) as run:
+        disk.fill_under(run)
+        disk.gate.touch()
+        assert run.wait() == 1, run.output
+    (error,) = [line for line in run.output.splitlines() if line.startswith("  rlsrl: the last version, 1.")]
+    assert "could not be stored for 3 s (parameters.retryLastSeconds): [Errno 28] No space left on device" in error
+    assert str(disk.path) in error
+    assert " are free: free " in error
+    assert "trainer-0 exited with code 4" in run.output
+    assert "Traceback" not in run.output
+    assert "to resume: rlsrl run live.yaml --set spec.parameters.retryLastSeconds=3" in run.output
+    summary = disk.desk.facts().json("summary.json")
+    assert (summary["finished"], summary["restarts"], summary["attempts"]) == (False, {}, 1)
+    assert summary["ledger"]["balanced"]
+    disk.empty()
+    with disk.desk.begin(*limit) as run:
+        assert run.wait() == 0, run.output
+    assert disk.desk.facts().json("summary.json")["finished"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_room(disk: SmallDisk, signum: signal.Signals) -> None:
+    with disk.desk.begin() as run:
+        disk.fill_under(run)
+        disk.end_training(run)
+        run.send(signum)
+        assert run.wait() == 128 + signum, run.output
+    (note,) = [line for line in run.output.splitlines() if "trainer-0 exited with code 1 instead of ending" in line]
+    assert ": rlsrl: the last version, 1." in note
+    assert str(disk.path) in note
+    assert " are free: free " in note
+    assert "to resume: rlsrl run live.yaml" in run.output
+    assert disk.desk.facts().leftovers() == []
+    summary = disk.desk.facts().json("summary.json")
+    assert (summary["finished"], summary["restarts"]) == (False, {})
+    assert summary["ledger"]["balanced"]
+
+
+def test_a_run_without_room_for_its_first_version_ends_at_once(disk: SmallDisk) -> None:
+    with disk.desk.begin() as run:
+        run.until((disk.desk.run_folder / "controller.json").exists, "a run, before its trainer has started")
+        disk.fill()
+        assert run.wait() == 1, run.output
+    assert "the first version could not be stored: [Errno 28] No space left on device" in run.output
+    assert str(disk.path) in run.output
+    assert disk.desk.facts().json("summary.json")["restarts"] == {}
+    assert os.listdir(disk.path / "default" / "states") == []

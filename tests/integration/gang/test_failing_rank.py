@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys
 import rlsrl.workers.__main__ as workers
@@ -40,6 +42,16 @@ def test_a_failing_rank_prints_its_error_and_leaves_no_files(tmp_path: Path) -> 
     assert done.returncode == 1, done.stderr
     assert "ArithmeticError: the training thread failed" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [("return 2", 2), ("return 4", 4), ("return 75", 75), ("import os; os.kill(os.getpid(), 9)", 137)],
+    ids=["configuration error", "version not stored", "another process not reached", "killed"],
+)
+def test_the_launcher_ends_as_its_rank_did(tmp_path: Path, what: str, code: int) -> None:
+    done = launch(what, tmp_path)
+    assert done.returncode == code, done.stderr
 
 
 def test_a_rank_may_use_a_gpu(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The n-th life of the role plays the n-th list of steps, further lives the last o
 ``{"role", "pid", "attempt", "config", "token", "tls", "path"}`` to ``<folder>/<role>.lives``. Steps:
 
 - ``{"print": text}``, ``{"exit": code}``, ``{"die": signal}`` (itself), ``{"touch": file}``
+- ``{"append": file}``: adds a byte to the file
 - ``{"signal_parent": signal}``, ``{"until": signal}`` (waits for it), ``{"insist": signal}`` (signals the parent until
   this process is killed)
 - ``{"write_fifo": file}``, ``{"read_fifo": file, "bytes": n}`` (each waits for the other)
@@ -74,6 +75,9 @@ def play(folder: Path, arguments: argparse.Namespace, step: dict) -> None:
             os.kill(os.getpid(), signal.Signals[signum])
         case {"touch": name}:
             (folder / name).touch()
+        case {"append": name}:
+            with (folder / name).open("ab") as file:
+                file.write(b".")
         case {"signal_parent": signum}:
             os.kill(os.getppid(), signal.Signals[signum])
         case {"insist": signum}:

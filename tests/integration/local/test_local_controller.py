@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rlsrl.api.failures import FUTILE_STARTS, TEMPORARY_FAILURE
 from rlsrl.local.controller import (
     EndDeadlines,
     Failed,
@@ -24,7 +25,7 @@ from rlsrl.local.controller import (
     RolePlan,
 )
 from rlsrl.local.run_folder import RunFolder
-from rlsrl.local.supervisor import FUTILE_STARTS, RestartLimits
+from rlsrl.local.supervisor import RestartLimits
 
 STANDIN = (sys.executable, str(Path(__file__).with_name("standin_worker.py")))
 UNTIL_TOLD = [{"until": "SIGTERM"}, {"exit": 0}]
@@ -53,6 +54,11 @@ class MemoryJournal:
 
     def is_finished(self) -> bool:
         return (self._folder / "finished").exists()
+
+    def trained(self) -> int:
+        """Return the size of the file ``trained``."""
+        path = self._folder / "trained"
+        return path.stat().st_size if path.exists() else 0
 
     def check(self) -> None:
         """Find the records in place."""
@@ -261,16 +267,16 @@ def test_a_process_that_ends_too_early_is_restarted(stage: Stage, role: str, end
 def test_a_role_that_keeps_failing_ends_the_run_with_its_last_output(stage: Stage) -> None:
     stage.script("coordinator", UNTIL_TOLD)
     stage.script("trainer", UNTIL_TOLD)
-    stage.script("actor", [{"print": "first words"}, {"exit": 1}], [{"print": "no such device"}, {"exit": 4}])
+    stage.script("actor", [{"print": "first words"}, {"exit": 1}], [{"print": "no such device"}, {"exit": 7}])
 
     outcome = stage.controller(budget=1).run()
 
     assert isinstance(outcome, Failed)
-    assert (outcome.process, outcome.what, outcome.configuration) == ("actor-0", "exited with code 4", False)
+    assert (outcome.process, outcome.what, outcome.configuration) == ("actor-0", "exited with code 7", False)
     assert outcome.lines == ("no such device",)
     assert outcome.log == stage.folder / "actor-0.out"
     assert outcome.log.read_text() == "first words\nno such device\n"
-    assert outcome.message.startswith("actor-0 exited with code 4: all 1 restarts of this role are spent")
+    assert outcome.message.startswith("actor-0 exited with code 7: all 1 restarts of this role are spent")
     assert "\n  no such device" in outcome.message
     assert str(outcome.log) in outcome.message
     assert_gone(stage.pids(), timeout=0)
@@ -301,6 +307,59 @@ def test_a_process_that_never_works_ends_the_run_before_its_budget_is_spent(stag
     assert len(stage.lives("actor")) == FUTILE_STARTS
     assert "failed in the same way" in outcome.message
     assert "\n  ImportError: no module named robot" in outcome.message
+
+
+FAILS = [{"print": "KeyError: 'x'"}, {"exit": 1}]
+
+
+def test_a_trainer_that_gets_no_further_ends_the_run_after_two_restarts(stage: Stage) -> None:
+    stage.script("coordinator", UNTIL_TOLD)
+    stage.script("trainer", FAILS)
+
+    outcome = stage.controller(budget=1000).run()
+
+    assert isinstance(outcome, Failed)
+    assert stage.journal.restarts == ["trainer"] * (FUTILE_STARTS - 1)
+    assert outcome.reason == f"it failed in the same way after each of {FUTILE_STARTS} starts, without progress"
+
+
+def test_a_trainer_that_gets_further_keeps_its_budget(stage: Stage) -> None:
+    stage.script("coordinator", UNTIL_TOLD)
+    stage.script("trainer", *[[{"append": "trained"}, *FAILS]] * FUTILE_STARTS, FINISH)
+
+    assert stage.controller(budget=1000).run() == Finished()
+
+    assert stage.journal.restarts == ["trainer"] * FUTILE_STARTS
+
+
+def test_a_trainer_that_reaches_nobody_keeps_its_budget(stage: Stage) -> None:
+    stage.script("coordinator", UNTIL_TOLD)
+    lost = [{"print": "JoinTimeout: no lease"}, {"exit": TEMPORARY_FAILURE}]
+    stage.script("trainer", *[lost] * FUTILE_STARTS, FINISH)
+
+    assert stage.controller(budget=1000).run() == Finished()
+
+
+def test_a_last_version_that_cannot_be_stored_ends_the_run_without_a_restart(stage: Stage) -> None:
+    stage.script("coordinator", UNTIL_TOLD)
+    stage.script("trainer", [{"print": "rlsrl: the last version, 1.9, could not be stored"}, {"exit": 4}])
+
+    outcome = stage.controller().run()
+
+    assert isinstance(outcome, Failed)
+    assert not outcome.configuration
+    assert outcome.lines == ("rlsrl: the last version, 1.9, could not be stored",)
+    assert stage.journal.restarts == []
+
+
+def test_a_trainer_that_ends_badly_after_a_signal_is_quoted(stage: Stage) -> None:
+    said = {"print": "rlsrl: the last version, 1.9, could not be stored"}
+    stage.script("trainer", [{"signal_parent": "SIGTERM"}, {"until": "SIGTERM"}, said, {"exit": 1}])
+
+    assert stage.controller().run() == Interrupted(signum=signal.SIGTERM, killed=False)
+
+    (note,) = [note for note in stage.display.notes if "instead of ending cleanly" in note]
+    assert note.startswith(f"trainer-0 exited with code 1 instead of ending cleanly: {said['print']}; see ")
 
 
 def test_a_configuration_error_is_not_retried(stage: Stage) -> None:

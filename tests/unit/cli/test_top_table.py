@@ -55,8 +55,11 @@ def test_the_table_shows_roles_and_workers_with_their_waits() -> None:
 
 
 def test_versions_that_are_not_stored_are_shown() -> None:
-    first, *_ = top_table({**PAGE, "totals": {**PAGE["totals"], "unstored_versions": 2.0}}).splitlines()
+    totals = {**PAGE["totals"], "unstored_versions": 2.0}
+    first, *_ = top_table({**PAGE, "totals": totals}).splitlines()
     assert first.endswith("version 1.62, NOT STORED: the newest 2 versions (logs: checkpoint_failed)")
+    first, *_ = top_table({**PAGE, "totals": totals | {"unstored_reason": "1.62: disk full"}}).splitlines()
+    assert first.endswith("version 1.62, NOT STORED: the newest 2 versions (1.62: disk full)")
 
 
 def test_the_environment_that_hangs_longest_is_named() -> None:

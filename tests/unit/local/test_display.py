@@ -30,12 +30,13 @@ class Terminal(io.StringIO):
         return True
 
 
-def viewer(*, step_seconds: int = 1, unstored: Sequence[int] = ()) -> Viewer:
-    """Return a viewer whose time moves by ``step_seconds`` a call, with these numbers of unstored versions, then 0."""
-    times, numbers = itertools.count(step=step_seconds), iter(unstored)
+def viewer(*, step_seconds: int = 1, unstored: Sequence[tuple[int, str]] = ()) -> Viewer:
+    """Return a viewer whose time moves by ``step_seconds`` a call, with these unstored versions and reasons, then 0."""
+    times, given = itertools.count(step=step_seconds), iter(unstored)
 
     def status() -> tuple[dict[str, Any], float]:
-        return {"totals": {"env_steps": 50, "unstored_versions": next(numbers, 0)}}, 0.0
+        number, reason = next(given, (0, None))
+        return {"totals": {"env_steps": 50, "unstored_versions": number, "unstored_reason": reason}}, 0.0
 
     return Viewer(EXPERIMENT, status, clock=lambda: float(next(times)))
 
@@ -69,12 +70,20 @@ def test_the_last_state_is_printed_also_within_the_minute() -> None:
 
 def test_a_line_shows_an_alarm_at_once() -> None:
     output = io.StringIO()
-    display = LineDisplay(viewer(unstored=[0, 0, 1, 2, 0]), output)
-    for _ in range(6):
+    full = "1.4: full, 99 bytes are free"
+    unstored = [(0, ""), (0, ""), (1, full), (2, full.replace("99", "98")), (2, f"{full}; training is over"), (0, "")]
+    display = LineDisplay(viewer(unstored=unstored), output)
+    for _ in range(7):
         display.show(PROCESSES)
     assert display.interval_seconds == 1.0
-    shown = [(line.split()[1], "NOT STORED" in line) for line in output.getvalue().splitlines()]
-    assert shown == [("1.0", False), ("3.0", True), ("5.0", False)]
+    texts = ("NOT STORED: the newest", "99 bytes are free", "training is over")
+    shown = [(line.split()[1], *(text in line for text in texts)) for line in output.getvalue().splitlines()]
+    assert shown == [
+        ("1.0", False, False, False),
+        ("3.0", True, True, False),
+        ("5.0", True, True, True),
+        ("6.0", False, False, False),
+    ]
 
 
 def test_an_environment_that_hangs_is_an_alarm() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from rlsrl.api.failures import FUTILE_STARTS, TEMPORARY_FAILURE
 from rlsrl.local.supervisor import (
-    FUTILE_STARTS,
     START_UP_SECONDS,
     Exit,
     Fail,
@@ -12,7 +12,7 @@ from rlsrl.local.supervisor import (
     Supervisor,
     back_off,
 )
-from rlsrl.runtime.errors import RUN_DAMAGED
+from rlsrl.runtime.errors import NOT_STORED, RUN_DAMAGED
 
 
 def decisions(limits: RestartLimits, *exits: tuple[str, int, float]) -> list[Restart | Fail]:
@@ -46,6 +46,11 @@ def test_an_environment_fault_fails_without_using_the_budget() -> None:
 def test_a_damaged_run_fails_without_a_restart() -> None:
     (failed,) = decisions(LIMITS, ("trainer", RUN_DAMAGED, 0.0))
     assert failed == Fail(reason="what the run has stored is damaged")
+
+
+def test_a_version_that_cannot_be_stored_fails_without_using_the_budget() -> None:
+    (failed,) = decisions(LIMITS, ("trainer", NOT_STORED, 0.0))
+    assert failed == Fail(reason="it could not store a version that the run needs")
 
 
 def test_restarts_are_limited_by_the_budget_and_waits_grow() -> None:
@@ -92,7 +97,8 @@ def test_back_off(spent: float, seconds: float) -> None:
 
 
 def early(words: str = "KeyError: 'x'", *, code: int = 1, lived: float = 1.0, number: int = 0) -> Exit:
-    return Exit(role="actor", number=number, code=code, at=0.0, lived_seconds=lived, last_line=words)
+    lines = (words,) if words else ()
+    return Exit(role="actor", number=number, code=code, at=0.0, lived_seconds=lived, lines=lines)
 
 
 def outcome(*exits: Exit) -> list[bool]:
@@ -116,7 +122,11 @@ def test_the_reason_names_repeated_start_failures() -> None:
     for _ in range(FEW):
         _, supervisor = supervisor.decide(early())
     made, _ = supervisor.decide(early())
-    assert made == Fail(reason=f"it failed in the same way soon after each of {FUTILE_STARTS} starts")
+    assert made == Fail(reason=f"it failed in the same way after each of {FUTILE_STARTS} starts, without progress")
+
+
+def test_a_failure_that_is_sure_to_repeat_costs_two_restarts() -> None:
+    assert outcome(*[early()] * 3) == [True, True, False]
 
 
 def test_the_same_failure_may_name_other_numbers() -> None:
@@ -128,14 +138,26 @@ def test_the_same_failure_may_name_other_numbers() -> None:
     "exits",
     [
         [early(), early("ValueError: y")] * FUTILE_STARTS,
-        [early(), early(code=4)] * FUTILE_STARTS,
+        [early(), early(code=7)] * FUTILE_STARTS,
         [early(number=0), early(number=1)] * FEW,
         [early(code=-9)] * 20,
+        [early(code=137)] * 20,
+        [early(code=TEMPORARY_FAILURE)] * 20,
         [early("")] * 20,
         [early(lived=START_UP_SECONDS), *[early()] * 20],
         [*[early()] * FEW, early(lived=START_UP_SECONDS), *[early()] * 20],
     ],
-    ids=["other words", "other code", "other process", "killed", "silent", "worked at first", "worked in between"],
+    ids=[
+        "other words",
+        "other code",
+        "other process",
+        "killed",
+        "rank killed",
+        "temporary",
+        "silent",
+        "worked at first",
+        "worked in between",
+    ],
 )
 def test_other_failures_use_the_budget(exits: list[Exit]) -> None:
     assert all(outcome(*exits))
@@ -143,3 +165,37 @@ def test_other_failures_use_the_budget(exits: list[Exit]) -> None:
 
 def test_a_kill_does_not_prove_that_a_process_works() -> None:
     assert outcome(*[early()] * FEW, early(code=-9), early())[-1] is False
+
+
+def stuck(trained: int, *, code: int = 1, words: str = "KeyError: 'x'") -> Exit:
+    """Return a trainer's failure after a minute, once training has counted that many transitions."""
+    return Exit(role="trainer", number=0, code=code, at=0.0, lived_seconds=60.0, lines=(words,), trained=trained)
+
+
+@pytest.mark.parametrize(
+    "exits",
+    [
+        [stuck(0)] * FUTILE_STARTS,
+        [stuck(500)] * FUTILE_STARTS,
+        [stuck(500), stuck(480), stuck(490)],
+        [stuck(500), stuck(500), stuck(700, code=-9), stuck(500)],
+        [stuck(500), stuck(600), stuck(600), stuck(600)],
+    ],
+    ids=["at the start", "at the same step", "never further", "killed in between", "further only once"],
+)
+def test_a_trainer_that_gets_no_further_fails_soon_however_long_it_lives(exits: list[Exit]) -> None:
+    assert outcome(*exits) == [True] * (len(exits) - 1) + [False]
+
+
+@pytest.mark.parametrize(
+    "exits",
+    [
+        [stuck(500 + n) for n in range(20)],
+        [stuck(500, code=-9)] * 20,
+        [stuck(500, code=TEMPORARY_FAILURE)] * 20,
+        [stuck(500), stuck(500, words="ValueError: y")] * 10,
+    ],
+    ids=["further each time", "killed", "temporary", "other words"],
+)
+def test_other_failures_of_a_trainer_use_the_budget(exits: list[Exit]) -> None:
+    assert all(outcome(*exits))

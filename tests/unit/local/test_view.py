@@ -155,8 +155,9 @@ def test_the_plain_line() -> None:
 
 
 def test_versions_that_are_not_stored_are_shown() -> None:
-    full = replace(VIEW, status={**STATUS, "totals": {**STATUS["totals"], "unstored_versions": 2.0}})
-    text = "NOT STORED: the newest 2 versions (logs: checkpoint_failed)"
+    totals = {**STATUS["totals"], "unstored_versions": 1.0, "unstored_reason": "1.47: disk full"}
+    full = replace(VIEW, status={**STATUS, "totals": totals})
+    text = "NOT STORED: the newest 1 versions (1.47: disk full)"
     assert text in line(full)
     assert text in " ".join(drawn(full).split())
     assert "NOT STORED" not in line(VIEW) + drawn(VIEW)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -14,6 +15,7 @@ from rlsrl.data.version import Version
 from rlsrl.parameters import filesystem
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.protocols import Corrupt, StaleAttempt
+from rlsrl.runtime.durable import NoRoom
 from rlsrl.testing.parameter_dbs import POLICY, got, make_parameters, make_state, push_steps, stored
 
 
@@ -205,6 +207,31 @@ def test_a_version_pushed_with_a_state_is_never_visible_without_it(
         with pytest.raises(RuntimeError, match="killed"):
             db.push(POLICY, make_parameters(Version(1, 1)), state=make_state(Version(1, 1)))
     assert [info.has_state for info in db.versions(POLICY)] == []
+
+
+def test_a_full_disk_is_reported_for_the_whole_version_and_keeps_nothing_of_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version's state still fits."""
+    write = filesystem.write_durably
+
+    def until_full(path: Path, data: bytes) -> None:
+        if path == version_file(root, 2):
+            raise NoRoom(errno.ENOSPC, path, len(data))
+        write(path, data)
+
+    db = FilesystemParameterDB(root)
+    push_steps(db, 1)
+    with monkeypatch.context() as full:
+        full.setattr(filesystem, "write_durably", until_full)
+        with pytest.raises(NoRoom) as raised:
+            db.push(POLICY, make_parameters(Version(1, 2)), state=make_state(Version(1, 2)))
+    assert raised.value.filename == str(root / POLICY)
+    cause = raised.value.__cause__
+    assert isinstance(cause, NoRoom)
+    assert raised.value.num_bytes > cause.num_bytes, "the state's bytes are needed, too"
+    assert list((root / POLICY / "states").iterdir()) == []
+    assert stored(db) == ["1.1"]
 
 
 def test_a_foreign_file_is_ignored(root: Path) -> None:

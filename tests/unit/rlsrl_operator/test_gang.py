@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from rlsrl.api.failures import signature
 from rlsrl.api.pods import restarts
 from rlsrl.runtime.errors import shortened
 from rlsrl_operator.gang import AttemptEnd, FinalError, Verdict, final_error, judge
@@ -146,7 +148,39 @@ def test_an_attempt_goes_on(name: str, complete: bool) -> None:
 def test_an_attempt_is_over(name: str, complete: bool) -> None:
     pods, expected = LOST[name]
     verdict = judged(pods, complete=complete)
-    assert (verdict.done, verdict.end) == (False, expected)
+    assert verdict.end is not None
+    assert (verdict.done, replace(verdict.end, signature="")) == (False, expected)
+
+
+FAILED = "Traceback (most recent call last):\n  File \"robot.py\", line 3, in step\nKeyError: 'elbow'"
+NO_FAILURES = {
+    "killed": pair(state=ended(137, FAILED)),
+    "cannot reach another": pair(state=ended(75, FAILED)),
+    "failed, and another was killed": [ours(state=ended(1, FAILED)), ours(1, state=ended(137))],
+    "disrupted": pair(conditions=[DISRUPTION], state=ended(1, FAILED)),
+    "silent": pair(state=ended(1)),
+    "deleted": pair(deleted=AFTER),
+}
+
+
+def signature_of(pods: list[Manifest]) -> str:
+    end = judged(pods).end
+    assert end is not None
+    return end.signature
+
+
+def test_the_same_failure_of_any_rank_has_one_signature() -> None:
+    expected = signature(1, FAILED.splitlines())
+    assert expected
+    assert signature_of(pair(state=ended(1, FAILED))) == expected
+    assert signature_of([ours(state=ended(1, FAILED)), ours(1, state=ended(1, FAILED))]) == expected
+    assert signature_of(pair(restarts=1, last_state=ended(1, FAILED), ready=False)) == expected
+    assert signature_of(pair(state=ended(1, FAILED.replace("step", "reset")))) != expected
+
+
+@pytest.mark.parametrize("name", NO_FAILURES)
+def test_an_end_that_says_nothing_about_the_worker_has_no_signature(name: str) -> None:
+    assert signature_of(NO_FAILURES[name]) == ""
 
 
 @pytest.mark.parametrize("name", ONCE_COMPLETE)

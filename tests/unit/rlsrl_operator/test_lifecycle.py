@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, EndReason
 from rlsrl.api.role_names import TRAINER
-from rlsrl.api.status import ExperimentStatus, Phase
+from rlsrl.api.status import ExperimentStatus, Phase, Training
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, for_phase, is_rolled_out
 from rlsrl_operator.manifests import ExperimentContext, Manifest, render
@@ -215,6 +215,12 @@ CASES = {
     "a trainer cannot run so": Case(
         pods=gang(state=ended(2, "no GPU")), phase="Failed", reason="ConfigurationError", message="a-trainer-1: no GPU"
     ),
+    "cannot store its last version": Case(
+        pods=gang(state=ended(4, "rlsrl: the last version, 1.9, could not be stored for 300 s")),
+        phase="Failed",
+        reason="NotStored",
+        message="a-trainer-1: the last version, 1.9, could not be stored for 300 s",
+    ),
     "its environments end it": Case(
         pods=[*gang(), pod("actor", 3, last_state=ended(3, "rlsrl: environment rank 7: reward is nan"))],
         phase="Failed",
@@ -295,6 +301,55 @@ def test_a_restart_is_decided_once() -> None:
     failed = gang(state=ended(1))
     once = decided(running(), context(), failed, NOW)
     assert decided(once, context(), failed, NOW + timedelta(seconds=1)) == once
+
+
+def failing(message: str, trained: Sequence[int], *, codes: Sequence[int] = (1,)) -> ExperimentStatus:
+    """Return the status after failures with this message, one for each number of trained transitions."""
+    status, about = running(), context(budget=20)
+    for number, env_steps in enumerate(trained):
+        attempt = status.attempt or 1
+        numbers = Training(env_steps=env_steps) if env_steps else None
+        status = with_condition(
+            status.model_copy(update={"training": numbers}),
+            GANG_COMPLETE,
+            "True",
+            "Complete",
+            "",
+            generation=1,
+            now=EARLIER,
+        )
+        pods = gang(attempt=attempt, state=ended(codes[number % len(codes)], message))
+        status = decided(status, about, pods, NOW)
+    return status
+
+
+@pytest.mark.parametrize("trained", [(0, 0, 0), (500, 500, 500), (500, 480, 490), (500, 600, 600, 590)])
+def test_trainers_that_get_no_further_fail_after_two_restarts(trained: Sequence[int]) -> None:
+    before, made = failing("KeyError: 'x'", trained[:-1]), failing("KeyError: 'x'", trained)
+    said = condition(made, FINISHED)
+    assert before.phase == "Running"
+    assert made.phase == "Failed"
+    assert said is not None
+    assert said.reason == "RepeatedFailure"
+    assert said.message == (
+        "the trainers failed in the same way 3 times, without a training step: "
+        "a-trainer-1 ended: Error, exit code 1: KeyError: 'x'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "trained", "codes"),
+    [("KeyError: 'x'", range(500, 515), (1,)), ("", [0] * 9, (137,)), ("JoinTimeout", [0] * 9, (75,))],
+    ids=["further each time", "killed", "cannot reach another"],
+)
+def test_other_failures_use_the_budget(message: str, trained: Sequence[int], codes: Sequence[int]) -> None:
+    made = failing(message, trained, codes=codes)
+    assert (made.phase, made.recent_failures) == ("Running", len(trained))
+
+
+def test_a_kill_in_between_proves_nothing() -> None:
+    assert failing("KeyError: 'x'", [500] * 3, codes=(1, 137, 1)).phase == "Running"
+    assert failing("KeyError: 'x'", [500] * 4, codes=(1, 137, 1, 1)).phase == "Failed"
 
 
 STATES = (None, ended(0), ended(0, "done"), ended(1, "boom"), ended(2, "wrong"), waiting("CrashLoopBackOff"))

@@ -67,6 +67,7 @@ def test_a_retry_is_the_next_attempt_with_a_whole_budget(failed: World, how: str
     status = read(failed.document)
     assert (status.phase, status.attempt, status.first_attempt, status.fresh_attempt) == ("Running", 2, 2, None)
     assert (status.recent_failures, status.last_failure_at, status.finished_at) == (None, None, None)
+    assert status.last_failure is None
     assert failed.condition(FINISHED) == ("False", "Retried")
     assert failed.condition(GANG_COMPLETE) == ("True", "Complete")
     assert {attempt_of(pod) for pod in failed.pods()} == {2}

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from rlsrl.api.reasons import ACCEPTED, DURABLE, FINISHED, GANG_COMPLETE, PROGRESSING, READY, is_trouble
-from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
+from rlsrl.api.status import Condition, ExperimentStatus, LastFailure, Phase, RoleStatus, Training
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import ExperimentContext, Manifest
 from rlsrl_operator.status import (
@@ -194,6 +194,21 @@ def test_unstored_versions_are_reported(unstored: object, expected: tuple[str, s
     assert (said and (said.status, said.reason)) == expected
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("1.9: No space left on device: '/data' needs 9 bytes", "1.9: No space left on device: '/data' needs 9 bytes"),
+        (None, "the trainer's log has the error"),
+        (7, "the trainer's log has the error"),
+    ],
+)
+def test_the_message_says_why_versions_are_not_stored(reason: object, told: str) -> None:
+    totals = {"unstored_versions": 2, "unstored_reason": reason}
+    said = condition(with_numbers(ExperimentStatus(), {"totals": totals}, generation=1, now=NOW), "Durable")
+    assert said is not None
+    assert said.message == f"the last 2 scheduled versions could not be stored: {told}"
+
+
 def test_numbers_change_nothing_else() -> None:
     before = with_ready(ExperimentStatus(phase="Running"), "True", "Ready", now=NOW)
     told = with_numbers(before, {"totals": {"env_steps": 8, "unstored_versions": 1}}, generation=1, now=NOW)
@@ -273,6 +288,7 @@ FULL = ExperimentStatus(
     restarts=1,
     recent_failures=1,
     last_failure_at=stamp(NOW),
+    last_failure=LastFailure(signature="0f", env_steps=7, times=2),
     actors=RoleStatus(replicas=4, ready=3, selector="a=b"),
     trainers=RoleStatus(replicas=1, ready=1),
     training=training(NUMBERS, NOW),

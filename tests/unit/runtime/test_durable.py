@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from rlsrl.runtime.durable import make_folder, remove_temporaries, write_durably
+from rlsrl.runtime.durable import NoRoom, make_folder, remove_temporaries, write_durably
 
 
 def test_a_file_is_replaced_atomically(tmp_path: Path) -> None:
@@ -36,10 +37,43 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, failing, fail)
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises(OSError, match=f"Input/output error: '{path}'"):
         write_durably(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (
+            errno.ENOSPC,
+            "No space left on device: '{path}' needs 2,000,000 bytes, 1,638,400 are free: free 361,600 more",
+        ),
+        (errno.EDQUOT, "Disk quota exceeded: '{path}' needs 2,000,000 bytes"),
+        (errno.EFBIG, "File too large: '{path}' needs 2,000,000 bytes"),
+    ],
+    ids=["full", "quota", "limit"],
+)
+def test_a_disk_without_room_is_reported_with_path_and_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, text: str
+) -> None:
+    path = tmp_path / "file"
+
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    free = os.statvfs_result((4096, 4096, 1000, 500, 400, 0, 0, 0, 0, 255))
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", fail)
+        full.setattr(os, "statvfs", lambda _: free)
+        with pytest.raises(NoRoom) as raised:
+            write_durably(path, bytes(2_000_000))
+        whole = raised.value.of(tmp_path, 3_000_000)
+    assert str(raised.value) == f"[Errno {code}] {text.format(path=path)}"
+    assert (raised.value.errno, raised.value.filename) == (code, str(path))
+    assert f"'{tmp_path}' needs 3,000,000 bytes" in str(whole)
+    assert os.listdir(tmp_path) == []
 
 
 def test_the_order_is_write_fsync_rename_fsync_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,13 @@ def test_the_first_heartbeat_follows_the_welcome_at_once_with_the_newest_report(
     ]
 
 
+def test_a_text_stays_until_it_is_replaced_by_an_empty_one(queue: HeartbeatQueue) -> None:
+    queue.report(texts={"a": "1", "b": "2"})
+    queue.report(texts={"a": ""}, stats={"c": 1.0})
+    for _ in range(2):
+        assert dict(queue.heartbeat(-1)[0].texts) == {"b": "2"}
+
+
 def test_a_heartbeat_has_the_shares_of_the_last_seconds(queue: HeartbeatQueue, clock: ManualClock) -> None:
     def activity() -> dict[str, float]:
         return dict(queue.heartbeat(-1)[0].activity)

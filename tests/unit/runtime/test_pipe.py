@@ -41,6 +41,35 @@ def test_put_waits_for_capacity() -> None:
     assert pipe.get() == 2
 
 
+def test_replace_drops_the_oldest_item_instead_of_waiting() -> None:
+    pipe: Pipe[int] = Pipe(2)
+    for item in (1, 2, 3):
+        pipe.replace(item)
+    assert [pipe.get(), pipe.get()] == [2, 3]
+    pipe.close()
+    with pytest.raises(PipeClosed):
+        pipe.replace(4)
+
+
+def test_take_newest_empties_the_pipe_and_lets_a_waiting_put_continue() -> None:
+    pipe: Pipe[int] = Pipe(1)
+    assert pipe.take_newest() is None
+    pipe.put(1)
+    waiter = Waiter(pipe, "_not_full", lambda: pipe.put(2))
+    assert pipe.take_newest() == 1
+    waiter.future.result(SOON)
+    pipe.close()
+    assert pipe.take_newest() == 2
+    assert pipe.take_newest() is None
+
+
+def test_replace_wakes_a_waiting_get() -> None:
+    pipe: Pipe[int] = Pipe(1)
+    waiter = Waiter(pipe, "_not_empty", pipe.get)
+    pipe.replace(7)
+    assert waiter.future.result(SOON) == 7
+
+
 def test_get_waits_for_an_item() -> None:
     pipe: Pipe[int] = Pipe(1)
     waiter = Waiter(pipe, "_not_empty", pipe.get)

@@ -134,3 +134,9 @@ def test_the_index_of_a_dead_process_is_free_at_once(watch: Callable[[Check, str
 def test_only_shares_of_an_activity_are_accepted() -> None:
     heartbeat = pb.Heartbeat(activity={"working": 0.5, "credit": float("nan"), "batch": 7.0, "samples": -0.1})
     assert report_of(heartbeat).activity == {"working": 0.5}
+
+
+def test_long_texts_are_shortened() -> None:
+    texts = report_of(pb.Heartbeat(texts={"a": "short", "b": "x" * 10_000})).texts
+    assert texts["a"] == "short"
+    assert len(texts["b"]) < 1024

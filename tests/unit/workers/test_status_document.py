@@ -79,7 +79,14 @@ def test_the_totals_are_those_of_rank_0() -> None:
     }
     members = [member("trainer", 1, stats={"env_steps": 7.0}), member("trainer", stats=stats, version=Version(1, 3))]
     document = build_status(EXPERIMENT, members, NO_PAGES, now=0.0, env_steps_per_second=50.0)
-    assert document["totals"] == stats | {"version": "1.3", "env_steps_per_second": 50.0}
+    assert document["totals"] == stats | {"version": "1.3", "env_steps_per_second": 50.0, "unstored_reason": None}
+
+
+def test_a_text_of_rank_0_says_why_versions_are_not_stored() -> None:
+    members = [member("trainer", texts={"unstored_reason": "disk full", "other": "x"})]
+    totals = build_status(EXPERIMENT, members, NO_PAGES, now=0.0)["totals"]
+    assert totals["unstored_reason"] == "disk full"
+    assert "other" not in totals
 
 
 def test_totals_remain_while_the_trainer_is_absent_and_are_null_before_it_joins() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,3 +43,26 @@ def test_a_finished_run_is_not_trained(tmp_path: Path) -> None:
     trainer.run()
     assert trainer.result == RECORD
     assert [str(info.version) for info in db.versions(config.policy_name)] == ["1.3"]
+
+
+class Built(Exception):
+    """The trainer is far enough for the test."""
+
+
+def test_the_end_of_training_is_no_request_to_exit(tmp_path: Path) -> None:
+    """The last version may wait for room until the user asks the trainer to exit."""
+    config = resolve(load_text(TEXT), local_placement(run_uid="0f3a", run_folder=tmp_path)).trainer
+    asked: list[bool] = []
+
+    def build(*_: Any, on_training_end: Callable[[], None], wait_for_exit: Callable[[float], bool]) -> Any:
+        on_training_end()
+        asked.append(wait_for_exit(0.0))
+        trainer.exit()
+        asked.extend(wait_for_exit(60.0) for _ in range(2))
+        raise Built
+
+    trainer = TrainerWorker(make_context("trainer", tmp_path / "ledger"), build=build)
+    with pytest.raises(Built):
+        trainer.configure(config)
+    assert trainer.exiting
+    assert asked == [False, True, True]

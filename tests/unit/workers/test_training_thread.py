@@ -385,6 +385,7 @@ def test_versions_are_stored_and_tagged_when_due_with_what_resuming_needs(make_b
     assert [each["counters"]["trained"] for each in stored.state.values["ledgers"]] == [4 * SLOT, 80]
     assert stored.state.values["progress"]["env_steps"] == stored.metadata["env_steps"] == 4 * SLOT
     assert (stored.metadata["train_steps"], stored.metadata["program"]) == (4, None)
+    assert bench.join_session.turns.count("store") == len(bench.stored), "a slow disk shows as a wait"
     bench.end()
     final = bench.thread.checkpoint("end")
     assert (final.parameters.version, final.tags) == (Version(1, 7), ("end",))

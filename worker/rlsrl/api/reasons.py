@@ -24,7 +24,14 @@ FINISHED: Final = "Finished"
 
 AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict", "ObjectRefused"]
 EndReason = Literal[
-    "Succeeded", "ConfigurationError", "EnvironmentFault", "RunDamaged", "BudgetExhausted", "UpdatesSkipped"
+    "Succeeded",
+    "ConfigurationError",
+    "EnvironmentFault",
+    "RunDamaged",
+    "BudgetExhausted",
+    "RepeatedFailure",
+    "NotStored",
+    "UpdatesSkipped",
 ]
 FinishedReason = Literal[EndReason, "Retried"]
 GangReason = Literal["Starting", "Complete", "Restarting", "Suspended", "Finished"]
@@ -213,9 +220,11 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
         "Stored": Judgement("All scheduled versions are stored.", "Nothing.", "True"),
         "NotStored": Judgement(
             "Training continues, but the last versions could not be stored, for example because a volume is full or a "
-            "bucket is read-only. A trainer that restarts now continues from the newest stored version.",
-            "Free space on the volume, or allow writes to the bucket. The next version is then stored as scheduled. "
-            "The trainer's log has the store's error: `checkpoint_failed`.",
+            "bucket is read-only. The message has the store's error: of a full volume also the path, and the bytes "
+            "that are needed and free. A trainer that restarts now continues from the newest stored version. At the "
+            "end of training, it waits for `parameters.retryLastSeconds` until its last version can be stored.",
+            "Free space on the volume or enlarge its claim, or allow writes to the bucket. The newest version is then "
+            "stored within ten seconds.",
             "False",
         ),
     },
@@ -248,6 +257,21 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "failures expire. The message has the last failure.",
             "Read the trainers' logs and correct the cause. `kubectl rlsrl retry NAME`, or an edit of the spec, then "
             "continues from the newest version with a whole budget.",
+            "True",
+        ),
+        "RepeatedFailure": Judgement(
+            "The trainers failed three times in a row with the same exception at the same place, and training got no "
+            "further, so no restart would help. The message has the exception.",
+            "Read the trainers' logs and correct the cause. `kubectl rlsrl retry NAME`, or an edit of the spec, then "
+            "continues from the newest version.",
+            "True",
+        ),
+        "NotStored": Judgement(
+            "The last version could not be stored within `parameters.retryLastSeconds`, or the first one at all. The "
+            "message has the path and the bytes that are needed and free. The training since the newest stored version "
+            "is lost.",
+            "Free space on the volume or enlarge its claim, or allow writes to the bucket. `kubectl rlsrl retry NAME` "
+            "then continues from the newest stored version.",
             "True",
         ),
         "Retried": Judgement(
@@ -324,7 +348,8 @@ ENDS: Mapping[str, Explanation] = {
     ),
     "Error": Explanation(
         "The worker failed; the last line of its log is next to it. Exit code 2 is a configuration error, 12 an "
-        "environment's call that reached its limit, 137 a kill, 143 a requested end.",
+        "environment's call that reached its limit, 75 a process or a store that could not be reached, 137 a kill, 143 "
+        "a requested end.",
         "Read its log: `kubectl rlsrl logs NAME --previous`.",
     ),
     "ContainerStatusUnknown": Explanation(

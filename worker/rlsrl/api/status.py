@@ -68,6 +68,17 @@ class Training(Model):
     """The time of the coordinator's last answer. After a minute without one the numbers are out of date."""
 
 
+class LastFailure(Model):
+    """The trainers' last failure, except kills and lost connections."""
+
+    signature: Annotated[str, Field(max_length=64)]
+    """Equal for the same exception at the same place."""
+    env_steps: Number
+    """Transitions trained on at the first of these failures."""
+    times: Number
+    """How often in a row the trainers failed like this, without getting further. The third ends the experiment."""
+
+
 class ExperimentStatus(Model):
     """The operator's view of the experiment."""
 
@@ -88,6 +99,8 @@ class ExperimentStatus(Model):
     """Failures of the trainer gang that count against spec.restarts.budget. More than the budget end the experiment."""
     last_failure_at: Time | None = None
     """The time of the last failure, or of the last decay of the count."""
+    last_failure: LastFailure | None = None
+    """The trainers' last failure, to recognise one that is sure to repeat."""
     finished_at: Time | None = None
     """The time when the experiment succeeded or failed."""
     actors: RoleStatus | None = None

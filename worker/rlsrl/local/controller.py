@@ -35,8 +35,14 @@ CHECK_SECONDS = 2.0
 QUOTED_LINES = 15
 """Number of a failed process's last lines in the message."""
 
+COMPARED_LINES = 200
+"""Number of a failed process's last lines by which its failures are compared."""
+
 QUOTED_CHARACTERS = 160
 """Characters of a restarted process's last line in the note."""
+
+LAST_CHARACTERS = 1000
+"""Characters of the last line of a process that did not end cleanly: what was lost, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +165,9 @@ class Journal(Protocol):
     def is_finished(self) -> bool:
         """Return whether the run has its terminal record."""
 
+    def trained(self) -> int:
+        """Return the transitions that training has counted until now. Resuming from an older version lowers it."""
+
     def check(self) -> None:
         """Raise ``RecordsLost`` if the records were removed or moved."""
 
@@ -272,10 +281,14 @@ class LocalController:
         if self._journal.is_finished():
             return Finished()
         now = self._clock()
-        last_line = "".join(child.last_lines(1))
-        lived_seconds = now - self._started_at[child.role, child.number]
         ended = Exit(
-            role=child.role, number=child.number, code=code, at=now, lived_seconds=lived_seconds, last_line=last_line
+            role=child.role,
+            number=child.number,
+            code=code,
+            at=now,
+            lived_seconds=now - self._started_at[child.role, child.number],
+            lines=child.last_lines(COMPARED_LINES),
+            trained=self._journal.trained() if child.role == TRAINER else None,
         )
         decision, self._supervisor = self._supervisor.decide(ended)
         exit_text = describe_exit(code)
@@ -289,8 +302,7 @@ class LocalController:
                 lines=child.last_lines(QUOTED_LINES),
             )
         when = f"in {decision.delay_seconds:g} s" if decision.delay_seconds else "now"
-        quoted = shorten(last_line, QUOTED_CHARACTERS, placeholder="...") if code > 0 else ""
-        cause = f": {quoted}" if quoted else ""
+        cause = _last_words(child, QUOTED_CHARACTERS) if code > 0 else ""
         restart = f"restart {decision.used} of {self._supervisor.limits.budget}"
         self._display.note(f"{child.name} {exit_text}{cause}; restarting {when} ({restart})")
         self._journal.count_restart(child.role)
@@ -342,7 +354,10 @@ class LocalController:
     def _note_bad_exits(self, ended: Sequence[tuple[ChildProcess, int]]) -> None:
         for child, code in ended:
             if code not in (0, -signal.SIGTERM):
-                self._display.note(f"{child.name} {describe_exit(code)} instead of ending cleanly; see {child.log}")
+                cause = _last_words(child, LAST_CHARACTERS) if code > 0 else ""
+                self._display.note(
+                    f"{child.name} {describe_exit(code)} instead of ending cleanly{cause}; see {child.log}"
+                )
 
     def _kill(self, children: Sequence[ChildProcess] | None = None) -> None:
         """Kill these processes, by default all, and wait until they have ended."""
@@ -427,6 +442,11 @@ class LocalController:
             pid=None if child is None else child.pid,
             is_gang=plan.command is not None,
         )
+
+
+def _last_words(child: ChildProcess, max_characters: int) -> str:
+    """Return the process's last line, after a colon; nothing if it printed nothing."""
+    return "".join(f": {shorten(line, max_characters, placeholder='...')}" for line in child.last_lines(1))
 
 
 def describe_exit(code: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -28,6 +29,7 @@ LINE_INTERVAL_SECONDS = 60.0
 """Seconds between two lines without a terminal, unless there is an alarm."""
 ALARM_INTERVAL_SECONDS = 1.0
 """Seconds between two looks for an alarm, which is shown at once."""
+_NUMBERS = re.compile(r"[0-9]+")
 
 
 class Viewer:
@@ -66,15 +68,17 @@ class LineDisplay:
         self._output = output
         self._now = now
         self._next_line_at = 0.0
-        self._alarmed = False
+        self._alarm: list[str] = []
+        """The alarms of the last line, without their numbers."""
 
     def show(self, processes: Sequence[ProcessState], *, last: bool = False) -> None:
-        """Print the view in one line if a line is due or the last one, or if an alarm has begun or ended."""
+        """Print the view in one line if a line is due or the last one, or if an alarm begins, ends or changes."""
         view = self._viewer.view(processes)
-        alarmed = bool(unstored(mapping(view.status, "totals")) or hold_ups(view.status))
-        if not last and alarmed == self._alarmed and view.elapsed_seconds < self._next_line_at:
+        alarm = [_NUMBERS.sub("", text) for text in unstored(mapping(view.status, "totals"))]
+        alarm += ["hold-up"] if hold_ups(view.status) else []
+        if not last and alarm == self._alarm and view.elapsed_seconds < self._next_line_at:
             return
-        self._alarmed = alarmed
+        self._alarm = alarm
         self._next_line_at = view.elapsed_seconds + LINE_INTERVAL_SECONDS
         self.note(line(view))
 

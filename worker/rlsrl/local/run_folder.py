@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlsrl.api.role_configs import POLICY_NAME
+from rlsrl.api.role_names import TRAINER
 from rlsrl.local.controller import RecordsLost
 from rlsrl.local.run_record import RunRecord
 from rlsrl.parameters.database import BlobParameterDB
@@ -27,6 +28,7 @@ from rlsrl.parameters.terminal import terminal_record
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder, write_durably
 from rlsrl.runtime.errors import damage
+from rlsrl.runtime.ledger import LedgerError, read_pages
 from rlsrl.workers.build.run_database import open_run_database
 
 RUNS = Path("runs")
@@ -184,6 +186,12 @@ class RunFolder:
     def is_finished(self) -> bool:
         """Return whether the run has its terminal record."""
         return self.terminal() is not None
+
+    def trained(self) -> int:
+        """Return the transitions that the trainers' ledger pages count as trained. Damaged pages count nothing."""
+        with contextlib.suppress(LedgerError):
+            return sum(page.counters["trained"] for page in read_pages(self.ledger) if page.role == TRAINER)
+        return 0
 
     def check(self) -> None:
         """Raise ``RecordsLost`` if the folder was removed or moved; also if another one has its name now."""

@@ -8,12 +8,12 @@ counts the trainers' failures instead.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from rlsrl.runtime.errors import CONFIGURATION_ERROR, ENVIRONMENT_FAULT, RUN_DAMAGED
+from rlsrl.api.failures import FUTILE_STARTS, signature
+from rlsrl.runtime.errors import CONFIGURATION_ERROR, ENVIRONMENT_FAULT, NOT_STORED, RUN_DAMAGED
 
 FIRST_BACK_OFF_SECONDS = 0.5
 """Wait before the second restart in a row. The first is immediate; each further wait is twice as long."""
@@ -21,11 +21,7 @@ FIRST_BACK_OFF_SECONDS = 0.5
 MAX_BACK_OFF_SECONDS = 30.0
 
 START_UP_SECONDS = 30.0
-"""A process that runs this long has proved that it can work."""
-
-FUTILE_STARTS = 4
-"""Starts in a row that fail in the same way within ``START_UP_SECONDS`` before the run ends: further starts would fail,
-too."""
+"""A process that is no trainer and runs this long has proved that it can work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +47,10 @@ class Exit:
     """Time of the exit, in seconds on the controller's clock."""
     lived_seconds: float
     """Seconds since its start."""
-    last_line: str = ""
-    """The last line it printed; empty if it printed nothing."""
+    lines: tuple[str, ...] = ()
+    """The last lines it printed."""
+    trained: int | None = None
+    """Of trainers: the transitions that training has counted by then; None for other roles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,19 +81,18 @@ class Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class Starts:
-    """One process's starts in a row that failed in the same way."""
+    """One process's starts in a row that failed in the same way, without progress."""
 
-    failure: tuple[int, str] | None = None
-    """Exit code and last line, with its numbers masked, of the last early failure; None without one."""
+    failure: str = ""
+    """The signature of the last such failure; empty without one."""
     count: int = 0
     """Number of such failures in a row."""
+    trained: int | None = None
+    """Of trainers: the transitions that training had counted at the first of them."""
 
 
 WORKS = Starts(count=-1)
 """The starts of a process that has proved that it can work."""
-
-_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9]+")
-"""Parts that differ between two reports of the same failure: addresses, ports, process numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +116,11 @@ class Supervisor:
             return Fail(reason="its environments end the run"), self
         if ended.code == RUN_DAMAGED:
             return Fail(reason="what the run has stored is damaged"), self
+        if ended.code == NOT_STORED:
+            return Fail(reason="it could not store a version that the run needs"), self
         starts = count_start(self.starts.get((ended.role, ended.number), Starts()), ended)
         if starts.count >= FUTILE_STARTS:
-            return Fail(reason=f"it failed in the same way soon after each of {starts.count} starts"), self
+            return Fail(reason=f"it failed in the same way after each of {starts.count} starts, without progress"), self
         before = self._spent_at(ended.role, ended.at)
         if before + 1 > self.limits.budget:
             within = f"one is given back every {self.limits.decay_seconds:g} s"
@@ -144,15 +143,18 @@ class Supervisor:
 def count_start(before: Starts, ended: Exit) -> Starts:
     """Return a process's starts after one more exit.
 
-    A long life proves that the process can work: its later failures count against the budget only. A death by signal
-    and an exit without output prove nothing.
+    A trainer makes progress if training gets further than at its last failure. Another process makes progress by a long
+    life: its later failures count against the budget only. A death by signal, a temporary failure and an exit without
+    output prove nothing.
     """
-    if before == WORKS or ended.lived_seconds >= START_UP_SECONDS:
+    if ended.trained is None and (before == WORKS or ended.lived_seconds >= START_UP_SECONDS):
         return WORKS
-    if ended.code <= 0 or not ended.last_line:
+    if not (failure := signature(ended.code, ended.lines)):
         return before
-    failure = (ended.code, _NUMBERS.sub("#", ended.last_line))
-    return Starts(failure=failure, count=before.count + 1 if failure == before.failure else 1)
+    is_further = ended.trained is not None and before.trained is not None and ended.trained > before.trained
+    if failure == before.failure and not is_further:
+        return replace(before, count=before.count + 1)
+    return Starts(failure=failure, count=1, trained=ended.trained)
 
 
 def back_off(spent: float) -> float:

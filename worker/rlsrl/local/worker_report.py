@@ -53,8 +53,10 @@ def version(values: Mapping[str, Any]) -> str:
 
 def unstored(totals: Mapping[str, Any]) -> list[str]:
     """Return a text if the newest versions could not be stored; else nothing."""
-    num_versions = number(totals, "unstored_versions") or 0.0
-    return [f"NOT STORED: the newest {num_versions:.0f} versions (logs: checkpoint_failed)"] if num_versions else []
+    if not (num_versions := number(totals, "unstored_versions") or 0.0):
+        return []
+    reason = totals.get("unstored_reason") or "logs: checkpoint_failed"
+    return [f"NOT STORED: the newest {num_versions:.0f} versions ({reason})"]
 
 
 def hold_ups(page: Mapping[str, Any] | None) -> list[str]:

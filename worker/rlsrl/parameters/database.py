@@ -20,7 +20,9 @@ Readers take no lock.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
@@ -60,6 +62,7 @@ from rlsrl.parameters.protocols import (
     VersionInfo,
 )
 from rlsrl.runtime.clock import Clock
+from rlsrl.runtime.durable import NoRoom
 
 _MAX_READS = 1000
 """How often a reader starts again because a prune removed what it had listed."""
@@ -134,7 +137,12 @@ class BlobParameterDB(ParameterDB):
                 self._remove_old_states(change, policy)
             _write_tags(change, policy, version, tags)
 
-        self._blobs.change(policy, push)
+        try:
+            self._blobs.change(policy, push)
+        except NoRoom as error:
+            self._remove_leftovers(policy, version)
+            folder = next(parent for parent in Path(error.filename).parents if parent.name == policy)
+            raise error.of(folder, len(data) + len(saved or b"")) from error
 
     @override
     def save_state(self, policy: str, state: TrainerState) -> None:
@@ -260,6 +268,16 @@ class BlobParameterDB(ParameterDB):
     def _remove_old_states(self, change: BlobChange, policy: str) -> None:
         older = self._contents(change, policy).states()[: -self._keep_states]
         change.remove([state_path(policy, version) for version in older])
+
+    def _remove_leftovers(self, policy: str, version: Version) -> None:
+        """Remove what an unfinished push wrote: it takes room, and until the next push nothing else removes it."""
+
+        def remove(change: BlobChange) -> None:
+            if version not in self._contents(change, policy).versions():
+                change.remove(dependent_paths(policy, version))
+
+        with contextlib.suppress(OSError):
+            self._blobs.change(policy, remove)
 
     def _is_stored(self, change: BlobChange, policy: str, parameters: Parameters) -> bool:
         """Return whether exactly these weights are stored intact; remove leftovers of the version if it is not stored.

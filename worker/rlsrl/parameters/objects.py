@@ -46,7 +46,7 @@ class StoreRefused(OSError, ConfigurationError):
     """The store refused the request: credentials, permissions, or a missing bucket. A retry cannot help."""
 
 
-class StoreUnreachable(OSError):
+class StoreUnreachable(ConnectionError):
     """The store gave no answer in time, or only server errors. The request may have been carried out."""
 
 

@@ -8,34 +8,68 @@ that nobody reads.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
+
+from typing_extensions import override
 
 _SUFFIX = ".tmp"
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The disk is full, or a quota or the limit of a file's size is reached."""
+
+
+class NoRoom(OSError):
+    """A disk has no room for a write. The text names the path, the bytes that the write needs, and those to free."""
+
+    def __init__(self, code: int, path: Path, num_bytes: int) -> None:
+        """``num_bytes`` is the size of the write to ``path``. The free bytes are measured now."""
+        super().__init__(code, os.strerror(code), str(path))
+        self.num_bytes = num_bytes
+        self.num_free = _free_bytes(path.parent) if code == errno.ENOSPC else None
+        """Free bytes; None if another limit than the disk's size is reached."""
+
+    @override
+    def __str__(self) -> str:
+        text = f"{super().__str__()} needs {self.num_bytes:,} bytes"
+        if self.num_free is None:
+            return text
+        # With enough bytes, the disk lacks inodes, or another process took the room for a moment.
+        return f"{text}, {self.num_free:,} are free: free {max(0, self.num_bytes - self.num_free):,} more"
+
+    def of(self, path: Path, num_bytes: int) -> Self:
+        """Return the same error for the whole to which the failed write belongs."""
+        assert self.errno is not None, "the constructor has set it"
+        return type(self)(self.errno, path, num_bytes)
 
 
 def write_durably(path: Path, data: bytes | bytearray | memoryview) -> None:
     """Replace the file at ``path`` by ``data``; return when a power loss can no longer undo it.
 
     Raises:
-        OSError: the disk failed or is full. The old file is unchanged, unless only the last flush of the folder failed:
-            then the new content is in place, and a power loss may restore the old content.
+        OSError: the disk failed. It names a path. The old file is unchanged, unless only the last flush of the folder
+            failed: then the new content is in place, and a power loss may restore the old content.
+        NoRoom: the disk is full. The old file is unchanged.
     """
+    view = memoryview(data).cast("B")
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
+    with _named_errors(path, view.nbytes):
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            _write_all(descriptor, memoryview(data).cast("B"))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    sync_folder(path.parent)
+            try:
+                _write_all(descriptor, view)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -69,3 +103,23 @@ def remove_temporaries(folder: Path) -> None:
 def _write_all(descriptor: int, data: memoryview) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
+
+
+@contextlib.contextmanager
+def _named_errors(path: Path, num_bytes: int) -> Iterator[None]:
+    """Let errors of writing ``num_bytes`` bytes to ``path`` name the path: those of a descriptor do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise NoRoom(error.errno, path, num_bytes) from error
+        error.filename = error.filename or str(path)
+        raise
+
+
+def _free_bytes(folder: Path) -> int | None:
+    try:
+        stats = os.statvfs(folder)
+    except OSError:
+        return None
+    return stats.f_bavail * stats.f_frsize

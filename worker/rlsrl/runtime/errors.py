@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 from textwrap import shorten
@@ -10,6 +11,9 @@ CONFIGURATION_ERROR = 2
 """Exit code of a worker whose configuration is invalid: a restart would end the same way."""
 ENVIRONMENT_FAULT = 3
 """Exit code of a worker whose environments end the run: a restart would end the same way."""
+NOT_STORED = 4
+"""Exit code of a trainer whose last version could not be stored in the time that it has. A restart would repeat the
+training since the newest stored version, and then fail in the same way."""
 RUN_DAMAGED = 5
 """Exit code of a worker that finds what its run has stored damaged or missing: a restart would end the same way."""
 _HEAD_BYTES, _TAIL_BYTES = 700, 250
@@ -30,6 +34,34 @@ class RunDamaged(ConfigurationError):
 
 class EnvironmentFault(RuntimeError):
     """Environments give nothing that can be trained on. The text says which, what is wrong and what to do."""
+
+
+class RankLost(RuntimeError):
+    """Another rank of the trainer gang has ended, or did not answer in time."""
+
+
+def is_temporary(error: BaseException) -> bool:
+    """Return whether the error or one of its causes says that another process or a store could not be reached.
+
+    An address that is still in use belongs to another process, too.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionError | TimeoutError | RankLost):
+            return True
+        if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
+            return True
+        cause = cause.__cause__
+    return False
+
+
+class NotStored(RuntimeError):
+    """The last version could not be stored. The text says where, why and what to do."""
+
+    def __init__(self, text: str, *, is_final: bool) -> None:
+        """``is_final``: the trainer has tried as long as it may. False: it was asked to exit before that."""
+        super().__init__(text)
+        self.is_final = is_final
 
 
 def damage(error: Exception) -> str:

@@ -44,6 +44,7 @@ class HeartbeatQueue:
         self._doing = WORKING
         self._activity = Activity(now=monotonic)
         self._stats: dict[str, float] = {}
+        self._texts: dict[str, str] = {}
         self._ledger_page: Callable[[], bytes] = bytes
         self._records: deque[pb.Record] = deque()
         self._next_sequence = 0
@@ -61,8 +62,9 @@ class HeartbeatQueue:
         state: WorkerState | None = None,
         stats: Mapping[str, float] | None = None,
         version: Version | None = None,
+        texts: Mapping[str, str] | None = None,
     ) -> None:
-        """Set parts of the next heartbeat. None leaves a part unchanged; ``stats`` updates by key."""
+        """Set parts of the next heartbeat. None leaves a part unchanged; ``stats`` and ``texts`` update by key."""
         with self.changed:
             if state is not None:
                 self._report.state = state.to_proto()
@@ -71,6 +73,7 @@ class HeartbeatQueue:
             if version is not None:
                 self._report.version.attempt, self._report.version.step = version
             self._stats.update(stats or {})
+            self._texts.update(texts or {})
 
     def turn_to(self, doing: str) -> None:
         """Note the reason for which the worker waits from now on, or ``WORKING``."""
@@ -142,6 +145,7 @@ class HeartbeatQueue:
             waiting = [record for record in self._records if record.sequence > after]
             heartbeat = pb.Heartbeat(
                 stats=self._stats,
+                texts={name: text for name, text in self._texts.items() if text},
                 records=waiting[:MAX_RECORDS_PER_HEARTBEAT],
                 activity=self._activity.shares(),
                 ledger_page=self._ledger_page(),

@@ -184,12 +184,13 @@ class JoinSession:
         state: WorkerState | None = None,
         stats: Mapping[str, float] | None = None,
         version: Version | None = None,
+        texts: Mapping[str, str] | None = None,
     ) -> None:
         """Set parts of the next heartbeat. Cheap: call it whenever something changes.
 
-        None leaves a part unchanged. ``stats`` replaces the values of its keys.
+        None leaves a part unchanged. ``stats`` and ``texts`` replace the values of their keys; an empty text is none.
         """
-        self._queue.report(state=state, stats=stats, version=version)
+        self._queue.report(state=state, stats=stats, version=version, texts=texts)
 
     def turn_to(self, doing: str) -> None:
         """Report the reason for which the worker waits from now on, or ``rlsrl.runtime.activity.WORKING``."""

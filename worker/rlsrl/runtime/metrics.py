@@ -106,7 +106,8 @@ class Metrics:
     waiting_seconds = _Declared(
         Counter,
         "waiting_seconds_total",
-        "Time spent waiting, by reason (credit, parameters, inference, requests, samples, batch, version, compiler).",
+        "Time spent waiting, by reason (credit, parameters, inference, requests, samples, batch, version, compiler, "
+        "store).",
         unit="seconds",
         labels=("reason",),
         roles=(ACTOR, BUFFER, TRAINER, EVALUATOR, POLICY),
@@ -185,7 +186,7 @@ class Metrics:
         roles=(TRAINER,),
     )
     checkpoints_failed = _Declared(
-        Counter, "checkpoints_failed_total", "Versions that could not be stored.", roles=(TRAINER,)
+        Counter, "checkpoints_failed_total", "Failed attempts to store a version.", roles=(TRAINER,)
     )
     evaluations = _Declared(
         Counter,

@@ -41,6 +41,28 @@ class Pipe(Generic[T]):
             self._items.append(item)
             self._not_empty.notify()
 
+    def replace(self, item: T) -> None:
+        """Append ``item``. If the pipe is full, drop the oldest item instead of waiting.
+
+        Raises:
+            PipeClosed: the pipe is closed; ``item`` was not appended.
+        """
+        with self._not_full:
+            if self._closed:
+                raise PipeClosed("the pipe is closed")
+            if len(self._items) >= self._capacity:
+                self._items.popleft()
+            self._items.append(item)
+            self._not_empty.notify()
+
+    def take_newest(self) -> T | None:
+        """Return the newest item and drop the others, or return None if the pipe is empty. Never waits."""
+        with self._not_full:
+            newest = self._items[-1] if self._items else None
+            self._items.clear()
+            self._not_full.notify_all()
+            return newest
+
     def get(self) -> T:
         """Return the oldest item. Waits for one; ``put`` and ``close`` wake it.
 

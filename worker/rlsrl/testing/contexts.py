@@ -49,9 +49,10 @@ class RecordingSession:
         state: WorkerState | None = None,
         stats: Mapping[str, float] | None = None,
         version: Version | None = None,
+        texts: Mapping[str, str] | None = None,
     ) -> None:
         """Record the given arguments."""
-        given = {"state": state, "stats": stats, "version": version}
+        given = {"state": state, "stats": stats, "version": version, "texts": texts}
         self.reports.append({name: value for name, value in given.items() if value is not None})
 
     def turn_to(self, doing: str) -> None:

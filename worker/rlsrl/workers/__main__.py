@@ -1,8 +1,9 @@
 """The entry point of every worker process: ``python -m rlsrl.workers --role ROLE --config FILE``.
 
 Joins the experiment, configures the role's worker and runs it. Exit codes: 0 the work is complete, or the coordinator
-or SIGTERM ended the worker; 2 the experiment cannot run as written, 3 its environments end it, or 5 what it has stored
-is damaged, so a restart does not help; 12 the call watch ended the worker; 1 any other error.
+or SIGTERM ended the worker; 2 the experiment cannot run as written, 3 its environments end it, 4 its last version could
+not be stored, or 5 what it has stored is damaged, so a restart does not help; 12 the call watch ended the worker; 75
+another process or a store cannot be reached; 1 any other error.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
+from rlsrl.api.failures import TEMPORARY_FAILURE
 from rlsrl.api.live import with_settings
 from rlsrl.api.resolved import CoordinatorConfig, RoleConfig
 from rlsrl.api.role_names import COORDINATOR, TRAINER
@@ -36,10 +39,13 @@ from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
 from rlsrl.runtime.errors import (
     CONFIGURATION_ERROR,
     ENVIRONMENT_FAULT,
+    NOT_STORED,
     RUN_DAMAGED,
     ConfigurationError,
     EnvironmentFault,
+    NotStored,
     RunDamaged,
+    is_temporary,
     shortened,
 )
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
@@ -84,10 +90,18 @@ def main() -> int:
         return CONFIGURATION_ERROR
     except AddressTaken as error:  # a restart helps once the address is free
         sys.stderr.write(f"rlsrl: {error}\n")
-        return 1
+        return TEMPORARY_FAILURE
     except EnvironmentFault as error:
         sys.stderr.write(f"rlsrl: {shortened(str(error))}\n")
         return ENVIRONMENT_FAULT
+    except NotStored as error:
+        sys.stderr.write(f"rlsrl: {shortened(str(error))}\n")
+        return NOT_STORED if error.is_final else 1
+    except Exception as error:
+        if not is_temporary(error):
+            raise
+        traceback.print_exc()
+        return TEMPORARY_FAILURE
     return 0
 
 

@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 
+from rlsrl.api.spec import ParameterVersions
 from rlsrl.data.version import Version
 from rlsrl.parameters.evaluations import NUMBER_KEY, next_number
 from rlsrl.parameters.protocols import ParameterDB
+from rlsrl.parameters.terminal import TERMINAL_KEY
+from rlsrl.rpc.back_off import BackOff
+from rlsrl.runtime.clock import Clock
+from rlsrl.runtime.durable import NO_ROOM
+from rlsrl.runtime.errors import NotStored
 from rlsrl.runtime.mapping_thread import MappingThread
 from rlsrl.runtime.pipe import Pipe
 from rlsrl.workers.training import Checkpoint
 
 QUEUED = 1
 """Checkpoints that may wait while one is written. If more are due, training waits for the disk."""
+FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 10.0
+"""Shortest and longest time between two attempts to store a version while the store fails."""
 
 UNSTORED = "unstored_versions"
 """The statistic that counts the newest consecutive checkpoints that could not be stored."""
+UNSTORED_REASON = "unstored_reason"
+"""The text that says why; see ``WorkerContext.report_text``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unstored:
+    """The newest versions are not stored."""
+
+    num_versions: int
+    """How many versions were due since the newest stored one."""
+    why: str
+    """The version, the store's error and what follows from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Due:
+    """A checkpoint that is due."""
+
+    number: int
+    """How many checkpoints of this life were due until this one."""
+    checkpoint: Checkpoint
 
 
 class CheckpointWriter:
     """Stores checkpoints in order, in a thread of its own.
 
-    A full or failing disk does not end the run. The failure is logged and counted, training goes on, and the next
-    checkpoint tries again. Only ``store_now``, which stores the last checkpoint, raises the failure.
+    A full or failing disk does not end training. The failure is reported, training continues, and the newest checkpoint
+    is tried again, with back-off. Only ``store_last`` gives up.
     """
 
     def __init__(
@@ -32,32 +66,48 @@ class CheckpointWriter:
         *,
         db: ParameterDB,
         policy_name: str,
-        keep_last: int,
+        versions: ParameterVersions,
         log: structlog.stdlib.BoundLogger,
+        clock: Clock,
         on_stored: Callable[[Version], None],
-        on_failed: Callable[[int], None],
+        on_failed: Callable[[Unstored], None],
+        wait_for_exit: Callable[[float], bool],
     ) -> None:
         """Prepare the writer; ``start`` starts its thread.
 
-        ``on_failed`` gets ``num_unstored`` after each checkpoint that could not be stored.
+        Args:
+            db: where versions are stored.
+            policy_name: the name under which they are stored.
+            versions: which of them are kept, and how long the last one is tried.
+            log: gets each failure.
+            clock: limits the attempts to store the last checkpoint.
+            on_stored: gets each version that has become durable.
+            on_failed: called after each failed attempt.
+            wait_for_exit: waits for the given seconds; returns True at once if the process is asked to exit.
         """
         self._db = db
         self._policy_name = policy_name
-        self._keep_last = keep_last
+        self._versions = versions
         self._log = log
+        self._clock = clock
         self._on_stored = on_stored
         self._on_failed = on_failed
+        self._wait_for_exit = wait_for_exit
         self._number = next_number(db.versions(policy_name))
         self.num_unstored = 0
-        """How many of the newest checkpoints could not be stored, without a success among them."""
-        self._pipe: Pipe[Checkpoint] = Pipe(QUEUED)
-        self._stage: MappingThread[Checkpoint, None] = MappingThread(
-            "checkpoints", self._try_to_store, upstream_queue=self._pipe
+        """How many checkpoints were due since the newest stored one. 0 until an attempt has failed."""
+        self._num_due = 0
+        self._num_settled = 0
+        """How many checkpoints were due until the newest stored one."""
+        self._closing = threading.Event()
+        self._pipe: Pipe[_Due] = Pipe(QUEUED)
+        self._stage: MappingThread[_Due, None] = MappingThread(
+            "checkpoints", self._store_newest, upstream_queue=self._pipe
         )
 
-    def adopt(self, *, keep_last: int) -> None:
-        """Keep ``keep_last`` untagged versions from the next checkpoint on."""
-        self._keep_last = keep_last
+    def adopt(self, versions: ParameterVersions) -> None:
+        """Use new settings from the next checkpoint on."""
+        self._versions = versions
 
     def start(self) -> None:
         """Start the thread."""
@@ -66,10 +116,16 @@ class CheckpointWriter:
     def store(self, checkpoint: Checkpoint) -> None:
         """Queue a checkpoint. Waits while the queue is full, until the writer takes one or ``close`` is called.
 
+        While the store fails, it does not wait: the checkpoint replaces the queued one.
+
         Raises:
             PipeClosed: ``close`` was called, or the writer failed (``check`` raises why).
         """
-        self._pipe.put(checkpoint)
+        due = self._due(checkpoint)
+        if self.num_unstored:
+            self._pipe.replace(due)
+        else:
+            self._pipe.put(due)
 
     def store_now(self, checkpoint: Checkpoint) -> None:
         """Store a checkpoint in the calling thread. Call it after ``close`` or before ``start``.
@@ -89,25 +145,110 @@ class CheckpointWriter:
         self._number += 1
         self.num_unstored = 0
         self._on_stored(checkpoint.parameters.version)
-        self._db.prune(self._policy_name, keep_last=self._keep_last)
+        self._db.prune(self._policy_name, keep_last=self._versions.keep_last)
+
+    def store_first(self, checkpoint: Checkpoint) -> None:
+        """Store the first checkpoint of a run, before ``start``.
+
+        Raises:
+            NotStored: the disk has no room. Nothing is trained yet, so nothing is worth waiting for.
+            OSError, ParameterError: as ``store_now``.
+        """
+        try:
+            self.store_now(checkpoint)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise NotStored(f"the first version could not be stored: {error}", is_final=True) from error
+
+    def store_last(self, checkpoint: Checkpoint, *, record: Mapping[str, Any] | None) -> None:
+        """Store the last checkpoint in the calling thread, after ``close``.
+
+        With the ``record`` of a run whose training is over, store that, too, and repeat what fails, with back-off, for
+        ``retry_last_seconds``. Without one the process was asked to exit, or has failed, and may not wait.
+
+        Raises:
+            NotStored: the store failed until the time was up, or until the process was asked to exit.
+            ParameterError: as ``store_now``.
+        """
+        version = checkpoint.parameters.version
+        steps = deque([lambda: self.store_now(checkpoint)])
+        if record is not None:
+            steps.append(lambda: self._db.annotate(self._policy_name, version, {TERMINAL_KEY: record}))
+        self._insist(steps, self._due(checkpoint), 0.0 if record is None else self._versions.retry_last_seconds)
+        if self.num_unstored:  # the record failed at first
+            self.num_unstored = 0
+            self._on_stored(version)
 
     def check(self) -> None:
         """Raise the writer's failure. A version that may not be stored ends the trainer."""
         self._stage.check()
 
     def close(self, timeout: float) -> None:
-        """Store the queued checkpoints, then end the thread.
+        """Try once more to store the queued checkpoints, then end the thread.
 
         Raises:
             TimeoutError: the disk took longer than ``timeout`` seconds.
         """
+        self._closing.set()
         self._pipe.close()
         self._stage.join(timeout)
 
-    def _try_to_store(self, checkpoint: Checkpoint) -> None:
+    def _due(self, checkpoint: Checkpoint) -> _Due:
+        self._num_due += 1
+        return _Due(number=self._num_due, checkpoint=checkpoint)
+
+    def _store_newest(self, due: _Due) -> None:
+        """Store a checkpoint; while that fails, try the newest one. Between attempts ``close`` wakes the thread."""
+        back_off = BackOff(first_seconds=FIRST_RETRY_SECONDS, max_seconds=MAX_RETRY_SECONDS)
+        closing = False
+        while not self._try_to_store(due) and not closing:
+            # Taken before the wait, too: the training thread may wait for room in the queue.
+            due = self._pipe.take_newest() or due
+            closing = self._closing.wait(back_off.next_delay())
+            due = self._pipe.take_newest() or due
+
+    def _try_to_store(self, due: _Due) -> bool:
         try:
-            self.store_now(checkpoint)
+            self.store_now(due.checkpoint)
         except OSError as error:
-            self.num_unstored += 1
-            self._on_failed(self.num_unstored)
-            self._log.exception("checkpoint_failed", version=str(checkpoint.parameters.version), errno=error.errno)
+            self._report(error, due)
+            return False
+        self._num_settled = due.number
+        return True
+
+    def _insist(self, steps: deque[Callable[[], None]], due: _Due, seconds: float) -> None:
+        """Take the steps that store ``due``, each until it succeeds."""
+        back_off = BackOff(first_seconds=FIRST_RETRY_SECONDS, max_seconds=MAX_RETRY_SECONDS)
+        deadline = self._clock.monotonic() + seconds
+        while steps:
+            try:
+                steps[0]()
+            except OSError as error:
+                left = deadline - self._clock.monotonic()
+                self._report(error, due, outlook=self._outlook(left))
+                failure = error
+            else:
+                steps.popleft()
+                continue
+            if left <= 0 or self._wait_for_exit(min(left, back_off.next_delay())):
+                version = due.checkpoint.parameters.version
+                tried = f" for {seconds:g} s (parameters.retryLastSeconds)" if left <= 0 < seconds else ""
+                raise NotStored(
+                    f"the last version, {version}, could not be stored{tried}: {failure}. Correct this, then resume "
+                    "the run: it continues from the newest stored version",
+                    is_final=left <= 0 < seconds,
+                ) from failure
+
+    def _outlook(self, seconds_left: float) -> str:
+        if seconds_left <= 0:
+            return ""
+        until = datetime.fromtimestamp(self._clock.time() + seconds_left, UTC)
+        return f"; training is over, and the trainer tries again until {until:%H:%M:%S} UTC"
+
+    def _report(self, error: OSError, due: _Due, *, outlook: str = "") -> None:
+        """Log and report that ``due`` could not be stored. Called where ``error`` is handled."""
+        version = str(due.checkpoint.parameters.version)
+        self.num_unstored = due.number - self._num_settled
+        self._on_failed(Unstored(num_versions=self.num_unstored, why=f"{version}: {error}{outlook}"))
+        self._log.exception("checkpoint_failed", version=version, errno=error.errno)

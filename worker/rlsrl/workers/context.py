@@ -75,6 +75,10 @@ class WorkerContext:
         """Send the newest statistics to the coordinator."""
         self.join_session.report(stats=stats)
 
+    def report_text(self, name: str, text: str) -> None:
+        """Send a text for the status page to the coordinator. An empty text removes it."""
+        self.join_session.report(texts={name: text})
+
     def report_version(self, version: Version) -> None:
         """Report the version that this worker made or uses."""
         self.join_session.report(version=version)

@@ -8,9 +8,10 @@ the gradients and does not notice a dead rank: there the launcher ends the other
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from typing_extensions import override
+
+from rlsrl.runtime.errors import RankLost
 
 STORE_VARIABLE = "RLSRL_GANG_STORE"
 """Environment variable with the path of the file at which the ranks of one machine meet."""
@@ -39,7 +42,7 @@ class Gang(Protocol):
         """Return the values of every rank, by rank: JSON values.
 
         Raises:
-            RuntimeError: a rank is gone, or did not call within the gang's timeout.
+            RankLost: a rank is gone, or did not call within the gang's timeout.
         """
 
     def reduce(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -74,16 +77,17 @@ class ProcessGroupGang(Gang):
         """Join the process group; wait for all ranks. With ``on_gpus`` GPUs sum the gradients.
 
         Raises:
-            RuntimeError: a rank did not join within ``timeout_seconds``.
+            RankLost: a rank did not join within ``timeout_seconds``.
         """
         timeout = timedelta(seconds=timeout_seconds)
         backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
-        if (path := os.environ.get(STORE_VARIABLE)) is None:
-            dist.init_process_group(backend, timeout=timeout)
-        else:
-            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            store = dist.FileStore(path, size)  # type: ignore[attr-defined] # documented, but not exported
-            dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
+        with _lost_ranks():
+            if (path := os.environ.get(STORE_VARIABLE)) is None:
+                dist.init_process_group(backend, timeout=timeout)
+            else:
+                rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+                store = dist.FileStore(path, size)  # type: ignore[attr-defined] # documented, but not exported
+                dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 
@@ -98,18 +102,29 @@ class ProcessGroupGang(Gang):
 
     def _gather(self, message: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         gathered = [torch.empty(message.size, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(gathered, torch.from_numpy(message))
+        with _lost_ranks():
+            dist.all_gather(gathered, torch.from_numpy(message))
         return [tensor.numpy() for tensor in gathered]
 
     @override
     def reduce(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         total = torch.from_numpy(np.array(values, dtype=np.float64))
-        dist.all_reduce(total)
+        with _lost_ranks():
+            dist.all_reduce(total)
         return total.numpy()
 
     @override
     def close(self) -> None:
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _lost_ranks() -> Iterator[None]:
+    """Raise ``RankLost`` if a collective call fails: its arguments are our own, so another rank is the cause."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLost("another rank of the gang has ended, or did not answer in time") from error
 
 
 def _framed(payload: bytes, capacity: int) -> NDArray[np.uint8]:

@@ -25,7 +25,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsrl.runtime.errors import CONFIGURATION_ERROR, RUN_DAMAGED
+from rlsrl.api.failures import KILLED, TEMPORARY_FAILURE
+from rlsrl.runtime.errors import CONFIGURATION_ERROR, NOT_STORED, RUN_DAMAGED
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, leave
 from rlsrl.workers.gang_health import serve_health
 
@@ -40,12 +41,15 @@ BARRIER_SECONDS = 5
 """How long this machine's launcher waits for those of the other machines after its ranks have ended. The agent's
 default is 300 s, which SIGTERM does not cut short, and a launcher that was killed never arrives."""
 
+LOST_SECONDS = 2.0
+"""How long a rank that lost another one waits before it ends. The launcher looks for ended ranks ten times a second."""
+
 _AGENT_LOG = "torch.distributed.elastic.multiprocessing.api"
 """The logger that reports how ranks end."""
 
 
 def main() -> int:
-    """Run the gang to its end; return the exit code."""
+    """Run the gang to its end; return the exit code: 128 plus the signal's number if a signal ended a rank."""
     parser = argparse.ArgumentParser(prog="rlsrl.workers.gang_launcher", description="Run the ranks of a trainer gang.")
     parser.add_argument("--ranks", type=int, required=True, help="number of ranks on this machine")
     parser.add_argument("--machines", type=int, default=1, help="number of machines, each with RANKS ranks")
@@ -121,9 +125,11 @@ def _launch(rendezvous: RendezvousParameters, num_ranks: int, rank_arguments: li
     torchrun's own launcher has no option for the barrier's timeout. It also asks CUDA for the number of GPUs, and no
     fork of a process that did can use CUDA.
     """
+    from torch.distributed import DistError
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
     import rlsrl.workers.__main__
@@ -157,11 +163,16 @@ def _launch(rendezvous: RendezvousParameters, num_ranks: int, rank_arguments: li
         result = agent.run()
     except SignalException:
         return 0
+    except (RendezvousError, DistError):  # the other machines did not come, or are gone
+        traceback.print_exc()
+        return TEMPORARY_FAILURE
     handler.shutdown()
-    codes = {failure.exitcode for failure in result.failures.values()}
-    for code in (CONFIGURATION_ERROR, RUN_DAMAGED):
+    codes: set[int] = {failure.exitcode for failure in result.failures.values()}
+    for code in (CONFIGURATION_ERROR, NOT_STORED, RUN_DAMAGED, TEMPORARY_FAILURE):
         if code in codes:
             return code
+    if killed := [code for code in codes if code < 0]:
+        return KILLED - max(killed)
     return 1 if result.is_failed() else 0
 
 
@@ -195,6 +206,9 @@ def _rank(*arguments: str) -> None:
     with contextlib.suppress(BlockingIOError):
         if signal.SIGTERM in os.read(signals, 1024):
             leave(code)
+    if code == TEMPORARY_FAILURE:
+        # The agent reports one failed rank and ends the others at once: let it be the rank that failed first.
+        threading.Event().wait(LOST_SECONDS)
     if code:
         leave(code)
 

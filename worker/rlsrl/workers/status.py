@@ -21,6 +21,8 @@ STALE_HEARTBEATS = 3
 """A worker counts as stale after this many heartbeat intervals of silence. Its lease expires later."""
 TOTALS = ("env_steps", "train_steps", "return_mean", "policy_lag", "unstored_versions")
 """Statistics of trainer rank 0 that the document shows for the whole experiment."""
+TEXTS = ("unstored_reason",)
+"""Texts of trainer rank 0 that the document shows for the whole experiment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,8 @@ class MemberReport:
     state: WorkerState = WorkerState.CONFIGURING
     waiting_for: str = ""
     stats: Mapping[str, float] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Texts by name."""
     version: Version | None = None
     records_dropped: int = 0
     activity: Mapping[str, float] = field(default_factory=dict)
@@ -142,7 +146,8 @@ def _totals(members: Iterable[Member]) -> dict[str, float | str | None]:
     trainers = (member.report for member in members if (member.role, member.index) == (TRAINER, 0))
     report = next(trainers, MemberReport())
     totals: dict[str, float | str | None] = {name: _finite(report.stats.get(name)) for name in TOTALS}
-    return totals | {"version": _text(report.version)}
+    texts = {name: report.texts.get(name) for name in TEXTS}
+    return totals | texts | {"version": _text(report.version)}
 
 
 def _gone(member: Member, now: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ for the disk. If minibatches are large, a fourth thread computes while a core is
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,8 +16,7 @@ from typing_extensions import override
 
 from rlsrl.api.live import settings_of
 from rlsrl.api.resolved import TrainerConfig
-from rlsrl.parameters.protocols import ParameterDB
-from rlsrl.parameters.terminal import TERMINAL_KEY, terminal_record
+from rlsrl.parameters.terminal import terminal_record
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.build.trainer import TrainerParts, build_trainer
@@ -52,9 +52,9 @@ class TrainerWorker(Worker[TrainerConfig]):
         self._context = context
         self._build = build
         self._parts: TrainerParts | None = None
-        self._db: ParameterDB | None = None
-        self._policy_name = ""
         self._terminal: Mapping[str, Any] | None = None
+        self._exit_requests: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """One item for each call of ``exit``. Signal handlers may put items, see ``Worker``."""
 
     @property
     @override
@@ -63,21 +63,30 @@ class TrainerWorker(Worker[TrainerConfig]):
         return self._terminal
 
     @override
+    def exit(self) -> None:
+        # First: ``run`` may return at once.
+        self._exit_requests.put(None)
+        super().exit()
+
+    @override
     def _configure(self, config: TrainerConfig) -> None:
-        self._db, self._policy_name = open_parameter_store(config.parameter_store), config.policy_name
-        self._terminal = terminal_record(self._db, self._policy_name)
+        db = open_parameter_store(config.parameter_store)
+        self._terminal = terminal_record(db, config.policy_name)
         if self._terminal is not None:
             self._context.log.info("already_finished", **self._terminal)
             self.exit()
             return
-        self._parts = self._build(config, self._context, self._db, on_training_end=self.exit)
+        # The end of training is no request to exit: the last version may still have to wait for room.
+        self._parts = self._build(
+            config, self._context, db, on_training_end=super().exit, wait_for_exit=self._wait_for_exit
+        )
         self._parts.checkpoints.start()
         self._parts.training.start()
 
     @override
     def _adopt(self, config: TrainerConfig) -> None:
         if (parts := self._parts) is not None:
-            parts.checkpoints.adopt(keep_last=config.versions.keep_last)
+            parts.checkpoints.adopt(config.versions)
             parts.training.adopt(settings_of(config))
 
     @override
@@ -112,9 +121,7 @@ class TrainerWorker(Worker[TrainerConfig]):
             parts.checkpoints.check()
             final = parts.training.checkpoint()
             if parts.gang.rank == 0:
-                parts.checkpoints.store_now(final)
-                if parts.training.stop_reason is not None:
-                    self._finish(final, parts.training.stop_reason, parts.training.run_failure)
+                self._store_last(final, parts)
             parts.ledger.end()
             parts.gang.close()
 
@@ -124,13 +131,25 @@ class TrainerWorker(Worker[TrainerConfig]):
         parts.buffer.put(parts.consumer.receive(MAX_SLOTS_A_POLL, timeout=0), oldest_outstanding=None)
         count_discards(parts.ledger, parts.buffer.close())
 
-    def _finish(self, final: Checkpoint, reason: str, failure: str | None) -> None:
-        assert self._db is not None, "configured before it shuts down"
-        version = final.parameters.version
-        result = {name: final.metadata[name] for name in _RESULT}
-        record = {"reason": reason, "version": str(version), "result": result}
-        if failure is not None:
-            record["failure"] = failure
-        self._db.annotate(self._policy_name, version, {TERMINAL_KEY: record})
-        self._terminal = record
-        self._context.log.info("finished" if failure is None else "failed", **record)
+    def _store_last(self, final: Checkpoint, parts: TrainerParts) -> None:
+        """Store the last version. If a stop condition holds, wait for room, and store the terminal record, too."""
+        reason, failure = parts.training.stop_reason, parts.training.run_failure
+        record: dict[str, Any] | None = None
+        if reason is not None:
+            result = {name: final.metadata[name] for name in _RESULT}
+            record = {"reason": reason, "version": str(final.parameters.version), "result": result}
+            record |= {} if failure is None else {"failure": failure}
+        with self._context.waiting("store"):
+            parts.checkpoints.store_last(final, record=record)
+        if record is not None:
+            self._terminal = record
+            self._context.log.info("finished" if failure is None else "failed", **record)
+
+    def _wait_for_exit(self, seconds: float) -> bool:
+        """Wait; return True as soon as ``exit`` was called, also before this call."""
+        try:
+            self._exit_requests.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        self._exit_requests.put(None)
+        return True

@@ -290,7 +290,8 @@ class TrainingThread:
 
     def _store(self, checkpoint: Checkpoint) -> None:
         if self._gang.rank == 0:
-            self._outputs.store(checkpoint)
+            with self._context.waiting("store"):  # a healthy store takes the checkpoint at once
+                self._outputs.store(checkpoint)
 
     def _grant_credits(self) -> None:
         experience = self._experience

@@ -15,6 +15,7 @@ from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.call_board import CALL_NAMES, EnvironmentCall
 from rlsrl.runtime.coordination import WorkerState
+from rlsrl.runtime.errors import shortened
 from rlsrl.runtime.ledger import MAX_RECORD_BYTES, LedgerError, PageRecord
 from rlsrl.workers.learning_curve import CurveRow
 from rlsrl.workers.leases import Claim
@@ -93,6 +94,7 @@ def report_of(heartbeat: pb.Heartbeat) -> MemberReport:
         state=WorkerState.from_proto(heartbeat.state) or WorkerState.CONFIGURING,
         waiting_for=heartbeat.waiting_for,
         stats=dict(heartbeat.stats),
+        texts={name: shortened(text) for name, text in heartbeat.texts.items()},
         version=Version(version.attempt, version.step) if heartbeat.HasField("version") else None,
         records_dropped=heartbeat.records_dropped,
         activity={stage: share for stage, share in heartbeat.activity.items() if 0.0 <= share <= 1.0},

@@ -80,3 +80,6 @@ class ParameterVersions(Model):
     """Seconds between permanent versions, which are never removed."""
     tag_every_steps: Count | None = None
     """Training steps between permanent versions, which are never removed."""
+    retry_last_seconds: PositiveSeconds = 300.0
+    """Seconds for which storing the last version of a run is repeated while it fails, for example on a full disk. Then
+    the run fails and the training since the newest stored version is lost."""

@@ -32,7 +32,8 @@ class Restarts(Model):
     workers without a limit. With ``rlsrl run`` each role has this budget of its own."""
 
     budget: Annotated[int, Field(ge=0, le=10_000), INTEGRAL] = 10
-    """Largest count of recent failures. One more ends the run."""
+    """Largest count of recent failures. One more ends the run, and so does the same failure three times in a row
+    without progress."""
     decay_seconds: PositiveSeconds = 600.0
     """Seconds in which the count falls by one. On a cluster these seconds restart with each failure."""
 

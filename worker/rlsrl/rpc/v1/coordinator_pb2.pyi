@@ -231,6 +231,26 @@ class Heartbeat(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class TextsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STATE_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
     STATS_FIELD_NUMBER: _builtins.int
@@ -239,6 +259,7 @@ class Heartbeat(_message.Message):
     RECORDS_DROPPED_FIELD_NUMBER: _builtins.int
     ACTIVITY_FIELD_NUMBER: _builtins.int
     LEDGER_PAGE_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     waiting_for: _builtins.str
     """What the worker waits for, in a few words. Empty while it works."""
@@ -258,6 +279,10 @@ class Heartbeat(_message.Message):
     def activity(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Shares of the last seconds: "working", and what the worker waited for. They add up to 1. Empty before it runs."""
 
+    @_builtins.property
+    def texts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Texts for the status page, by name, such as why versions are not stored."""
+
     def __init__(
         self,
         *,
@@ -269,10 +294,11 @@ class Heartbeat(_message.Message):
         records_dropped: _builtins.int = ...,
         activity: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         ledger_page: _builtins.bytes = ...,
+        texts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "ledger_page", b"ledger_page", "records", b"records", "records_dropped", b"records_dropped", "state", b"state", "stats", b"stats", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "ledger_page", b"ledger_page", "records", b"records", "records_dropped", b"records_dropped", "state", b"state", "stats", b"stats", "texts", b"texts", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

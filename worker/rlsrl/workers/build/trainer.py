@@ -38,7 +38,7 @@ from rlsrl.workers.build.learner import (
 )
 from rlsrl.workers.build.parameters import open_parameter_publisher
 from rlsrl.workers.build.samples import open_consumer
-from rlsrl.workers.checkpoints import UNSTORED, CheckpointWriter
+from rlsrl.workers.checkpoints import UNSTORED, UNSTORED_REASON, CheckpointWriter, Unstored
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
@@ -74,16 +74,23 @@ class TrainerParts:
 
 
 def build_trainer(
-    config: TrainerConfig, context: WorkerContext, db: ParameterDB, *, on_training_end: Callable[[], None]
+    config: TrainerConfig,
+    context: WorkerContext,
+    db: ParameterDB,
+    *,
+    on_training_end: Callable[[], None],
+    wait_for_exit: Callable[[float], bool],
 ) -> TrainerParts:
     """Build a rank's parts, resumed from the newest durable version. If there is none, make the first version durable.
 
-    Waits for the other ranks of its gang.
+    Waits for the other ranks of its gang. ``on_training_end`` is for ``Outputs.on_end``, ``wait_for_exit`` for the
+    ``CheckpointWriter``.
 
     Raises:
         ConfigurationError: the environment or the user's network cannot be made.
         RunDamaged: the run has trained, and no stored version is intact.
         ExportMismatch: the exported actor does not compute what the network does.
+        NotStored: the disk has no room for the first version.
     """
     env_spec = environment_spec(environment_source(config.environment))
     policy = torch_policy(config.network, env_spec, seed=config.seed)
@@ -104,7 +111,7 @@ def build_trainer(
         ledger = _resumed_ledger(context, ledgers[gang.rank] if gang.rank < len(ledgers) else None, resources)
         consumer = _open_consumer(config, context, layout, ledger, resources)
         buffer = FifoBuffer(layout=layout, batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
-        checkpoints = _checkpoint_writer(config, context, db)
+        checkpoints = _checkpoint_writer(config, context, db, wait_for_exit)
         training = TrainingThread(
             learning=_learning(config, context, env_spec, learner, device),
             experience=_experience(config, state, consumer, buffer, ledger),
@@ -121,7 +128,7 @@ def build_trainer(
         if state is None:
             first = training.checkpoint()
             if gang.rank == 0:
-                checkpoints.store_now(first)
+                checkpoints.store_first(first)
         return TrainerParts(
             gang=gang,
             consumer=consumer,
@@ -177,27 +184,33 @@ def _publish_nothing(parameters: Parameters) -> None:
     del parameters
 
 
-def _checkpoint_writer(config: TrainerConfig, context: WorkerContext, db: ParameterDB) -> CheckpointWriter:
+def _checkpoint_writer(
+    config: TrainerConfig, context: WorkerContext, db: ParameterDB, wait_for_exit: Callable[[float], bool]
+) -> CheckpointWriter:
     def show_durable(version: Version) -> None:
         context.metrics.durable_version_step.set(version.step)
         context.metrics.durable_version_timestamp_seconds.set(context.clock.time())
         context.report_stats({UNSTORED: 0})
+        context.report_text(UNSTORED_REASON, "")
 
     checkpoints_failed = context.metrics.checkpoints_failed  # exposed from the start: an alert compares it with 0
 
     # Reported at once, not with the next statistics: until there is space, a crash loses what was trained since.
-    def show_unstored(num_unstored: int) -> None:
+    def show_unstored(unstored: Unstored) -> None:
         checkpoints_failed.inc()
-        context.report_stats({UNSTORED: num_unstored})
+        context.report_stats({UNSTORED: unstored.num_versions})
+        context.report_text(UNSTORED_REASON, unstored.why)
 
     context.metrics.checkpoint_period_seconds.set(config.versions.every_seconds)
     return CheckpointWriter(
         db=db,
         policy_name=config.policy_name,
-        keep_last=config.versions.keep_last,
+        versions=config.versions,
         log=context.log,
+        clock=context.clock,
         on_stored=show_durable,
         on_failed=show_unstored,
+        wait_for_exit=wait_for_exit,
     )
 
 

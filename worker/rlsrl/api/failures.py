@@ -1,0 +1,37 @@
+"""How worker processes fail: exit codes, and whether two failures are the same.
+
+The controller of a local run and the operator use it to tell failures that are sure to repeat from others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+TEMPORARY_FAILURE = 75
+"""Exit code (EX_TEMPFAIL) of a worker that cannot reach another process or a store: the worker itself may be well."""
+KILLED = 128
+"""A process that a signal ended has an exit code above this one, or below 0."""
+FUTILE_STARTS = 3
+"""Failures in a row that are the same, without progress between them, before no further start is made."""
+
+_TRACEBACK = re.compile(r'Traceback \(most recent call last\)|\s+File "')
+"""Begins the first line of a traceback. Its head may be cut off."""
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9]+")
+"""Parts that differ between two reports of the same failure: addresses, ports, process numbers, lines of a file."""
+
+
+def signature(code: int, lines: Sequence[str]) -> str:
+    """Return a text that is equal for the same exception at the same place, and ``""`` for a failure that may pass.
+
+    Args:
+        code: the exit code.
+        lines: the last lines of the process's output. Of a traceback all lines count, without their numbers and their
+            order: the ranks of a gang print at the same time. Of other output the last line counts.
+    """
+    if code <= 0 or code > KILLED or code == TEMPORARY_FAILURE or not lines:
+        return ""
+    begin = next((number for number, line in enumerate(lines) if _TRACEBACK.match(line)), len(lines) - 1)
+    found = sorted({_NUMBERS.sub("#", line) for line in lines[begin:]})
+    return hashlib.sha256("\n".join([str(code), *found]).encode()).hexdigest()[:16]
