@@ -140,8 +140,8 @@ def for_phase(
     """Return a rendered object with the replicas and the attempt of this moment.
 
     At the end the trainers are scaled to 0 first, since they need the others for their last checkpoint. Evaluators
-    finish their versions. The coordinator serves the result, or goes last if the experiment is suspended, or
-    ``makes_way`` because it is to be tried again, or made the experiment fail and would fail again for ever. While an
+    finish their versions. The coordinator stays to serve the result. It ends last if the experiment is suspended, if
+    ``makes_way`` says that a failed experiment is tried again, or if its own failure would repeat for ever. While an
     experiment is queued only its trainers exist.
     """
     role = manifest["metadata"]["labels"].get(ROLE_LABEL)

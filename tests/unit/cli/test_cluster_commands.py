@@ -141,7 +141,7 @@ def test_only_a_failed_experiment_is_tried_again(cluster: KubectlStandIn, phase:
     cluster.show(experiment(phase, READY, attempt=1))
     result = called("retry", "cartpole")
     assert result.exit_code == 2
-    assert "only what has Failed is tried again" in result.output
+    assert "only a failed experiment can be tried again" in result.output
     assert cluster.annotations("RLExperiment", "cartpole") == {}
 
 
@@ -196,7 +196,7 @@ def test_volumes_lists_the_claims_that_no_experiment_uses(cluster: KubectlStandI
 def test_without_unused_claims_volumes_says_so(cluster: KubectlStandIn) -> None:
     cluster.show(RUNNING, claim("cartpole-data", **{EXPERIMENT_LABEL: "cartpole"}))
     result = called("volumes")
-    assert (result.exit_code, result.output) == (0, "an experiment uses each volume claim here, or there is none\n")
+    assert (result.exit_code, result.output) == (0, "no volume claim is unused\n")
 
 
 def test_why_exits_with_0_without_problems(cluster: KubectlStandIn) -> None:

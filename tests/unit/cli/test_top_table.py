@@ -76,8 +76,8 @@ def test_the_environment_that_hangs_longest_is_named() -> None:
     ("reasons", "text"),
     [
         (["an environment hangs", "a trainer waits"], "an environment hangs; a trainer waits"),
-        ([], "nobody says what it waits for"),
-        (None, "nobody says what it waits for"),
+        ([], "no worker reports why"),
+        (None, "no worker reports why"),
     ],
 )
 def test_a_run_that_stands_still_says_why(reasons: Any, text: str) -> None:

@@ -247,7 +247,7 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
         ),
         "RunDamaged": Judgement(
             "Training cannot resume, since a file that the run has stored is damaged or missing. The message names the "
-            "file. Nothing begins again from step 0 by itself.",
+            "file. Training does not begin again from step 0 unless you ask for it.",
             "Restore the file, or remove it if the message says so, then `kubectl rlsrl retry NAME`. Or give the "
             "stored versions up: `kubectl rlsrl retry --fresh NAME` begins from step 0 and keeps the old files.",
             "True",

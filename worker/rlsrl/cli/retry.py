@@ -27,7 +27,7 @@ def retry(name: str, namespace: str | None, fresh: bool) -> None:
         status = read_status(experiment)
         if status.phase != "Failed" or status.attempt is None:
             raise UserError(
-                f"{name} is {status.phase or 'unseen by the operator'}: only what has Failed is tried again"
+                f"{name} is {status.phase or 'unseen by the operator'}: only a failed experiment can be tried again"
             )
         if experiment["spec"].get("suspend"):
             raise UserError(f"{name} is suspended: set spec.suspend to false, and it is tried again")

@@ -26,7 +26,7 @@ def volumes(namespace: str | None) -> None:
         claims = kubectl.items("persistentvolumeclaims", "--selector", EXPERIMENT_LABEL)
         unused = unused_claims(claims, kubectl.items(EXPERIMENTS))
     if not unused:
-        click.echo("an experiment uses each volume claim here, or there is none")
+        click.echo("no volume claim is unused")
         return
     now = datetime.now(UTC)
     click.echo(columns([("CLAIM", "SIZE", "AGE", "EXPERIMENT"), *(_row(claim, now) for claim in unused)]))

@@ -60,12 +60,12 @@ def unstored(totals: Mapping[str, Any]) -> list[str]:
 
 
 def hold_ups(page: Mapping[str, Any] | None) -> list[str]:
-    """Return a text about a run that stands still; else about the longest environment call; else nothing."""
+    """Return a text about the stall, if the run stands still; else about the longest environment call; else nothing."""
     stall = mapping(page, "stall")
     if (seconds := number(stall, "seconds")) is not None:
         reasons = stall.get("reasons")
         texts = [str(each) for each in reasons] if isinstance(reasons, list) else []
-        return [": ".join([f"NO STEP for {seconds:.0f} s", "; ".join(texts) or "nobody says what it waits for"])]
+        return [": ".join([f"NO STEP for {seconds:.0f} s", "; ".join(texts) or "no worker reports why"])]
     texts = [str(call["text"]) for call in objects(page, "environment_calls") if "text" in call]
     more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
     return [texts[0] + more] if texts else []

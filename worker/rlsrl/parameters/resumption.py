@@ -1,6 +1,4 @@
-"""What a run resumes from: the versions that it loses, or why it must not begin again. ``rlsrl run`` and trainers share
-it. Pure.
-"""
+"""Decides what a run loses when it resumes, or why it cannot resume: for ``rlsrl run`` and for trainers. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing_extensions import override
 
 from rlsrl.parameters.protocols import ResumePoint
 
-FRESH = "`rlsrl run --fresh`, or `kubectl rlsrl retry --fresh NAME`, begins a new run and keeps the old files"
+BEGIN_ANEW = "`rlsrl run --fresh`, or `kubectl rlsrl retry --fresh NAME`, begins a new run and keeps the old files"
 """The last cure of a run that cannot resume."""
 
 
@@ -38,7 +36,7 @@ class Rollback:
 
 
 def rollback_of(point: ResumePoint, *, attempt: int) -> Rollback | None:
-    """Return what the attempt that resumes at ``point`` loses; None if it loses nothing or there is no such version."""
+    """Return what the attempt that resumes at ``point`` loses; None if it loses nothing, or no version is intact."""
     if point.version is None or not point.unusable:
         return None
     newest, reason = next(iter(point.unusable.items()))
@@ -56,5 +54,5 @@ def nothing_to_resume(point: ResumePoint) -> str:
     found = "".join(f": {reason}" for reason in list(point.unusable.values())[:1])
     return (
         f"the run has trained, and no stored version is intact with its state{found}; restore the parameters, or give "
-        f"them up: {FRESH}"
+        f"them up: {BEGIN_ANEW}"
     )

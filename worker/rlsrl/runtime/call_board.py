@@ -65,8 +65,8 @@ class EnvironmentCall:
     """How long it has lasted."""
 
     @property
-    def who(self) -> str:
-        """The environments by rank."""
+    def environments(self) -> str:
+        """The environments of the call in words, by rank."""
         if self.num_environments == 1:
             return f"environment rank {self.first_rank}"
         return f"environment ranks {self.first_rank} to {self.first_rank + self.num_environments - 1}"
@@ -75,7 +75,7 @@ class EnvironmentCall:
     def text(self) -> str:
         """The call in words."""
         has_been = "has been" if self.num_environments == 1 else "have been"
-        return f"{self.who} {has_been} in {self.name} for {self.seconds:.0f} s"
+        return f"{self.environments} {has_been} in {self.name} for {self.seconds:.0f} s"
 
 
 class CallBoard:

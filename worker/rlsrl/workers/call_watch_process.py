@@ -195,7 +195,7 @@ def end_worker(parent: int, role: str, call: EnvironmentCall, limit: str) -> NoR
     os.kill(parent, DUMP_SIGNAL)
     time.sleep(DUMP_SECONDS)
     # The last line of the worker's output: the supervisor and Kubernetes quote it.
-    say(f"{call.who} was in {call.name} for {call.seconds:.0f} s ({limit}): the {role} was ended")
+    say(f"{call.environments} was in {call.name} for {call.seconds:.0f} s ({limit}): the {role} was ended")
     os.kill(parent, END_SIGNAL)
     time.sleep(END_SECONDS)
     os.kill(parent, signal.SIGKILL)

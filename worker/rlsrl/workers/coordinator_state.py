@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from rlsrl.api.resolved import CoordinatorConfig
-from rlsrl.parameters.resumption import FRESH
+from rlsrl.parameters.resumption import BEGIN_ANEW
 from rlsrl.runtime.errors import RunDamaged, damage
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.ledger import LedgerError, PageRecord
@@ -151,7 +151,7 @@ def check_leases(leases: Leases, pages: Iterable[PageRecord], document: object) 
         if page.incarnation >= 0 and not leases.knows(page.role, page.index):
             raise RunDamaged(
                 f"{document} has no lease of {page.role} {page.index}, whose ledger page exists; restore it, or give "
-                f"the run up: {FRESH}"
+                f"the run up: {BEGIN_ANEW}"
             )
 
 
@@ -170,7 +170,7 @@ def read_leases(config: CoordinatorConfig, document: StoredDocument, *, now: flo
         return Leases(lease_seconds=config.lease_seconds, capacity=capacity)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunDamaged(
-            f"{document} is not a roster ({damage(error)}); restore it, or give the run up: {FRESH}"
+            f"{document} is not a roster ({damage(error)}); restore it, or give the run up: {BEGIN_ANEW}"
         ) from error
 
 

@@ -13,7 +13,7 @@ from rlsrl.runtime.call_board import EnvironmentCall
 from rlsrl.workers.leases import Lease
 
 EXPIRE_SECONDS = 10.0
-"""A report that is not repeated for so long has no meaning any more: its watch has ended. Watches repeat every two
+"""Seconds after which a report that is not repeated is dropped: its watch has ended. Watches repeat reports every two
 seconds."""
 
 

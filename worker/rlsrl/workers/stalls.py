@@ -12,11 +12,11 @@ from rlsrl.workers.long_calls import WorkerCall
 from rlsrl.workers.status import ExperimentInfo, Member, MemberReport, Stall, is_stale
 
 STALL_SECONDS = 60.0
-"""Time without a step after which a run stands still if nobody works."""
+"""Time without a step after which a run stands still if no actor and no trainer works."""
 WORK_SECONDS = 600.0
-"""The same time while an actor or a trainer works: it may take long over a rollout or a training step."""
+"""The same time while one of them works: a rollout or a training step may take long."""
 MAX_REASONS = 5
-"""Reasons in a text."""
+"""Most reasons in a text."""
 
 
 class StepClock:
@@ -45,7 +45,7 @@ class StepClock:
             self._interval, self._last_at = now - self._last_at, now
 
     def rest(self, now: float) -> None:
-        """Start anew: until now the run was not meant to take steps."""
+        """Restart the clock: until now the run was not meant to take steps."""
         self._last_at = now
 
     def overdue_seconds(self, now: float, allowed: float) -> float | None:
