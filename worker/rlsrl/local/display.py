@@ -28,7 +28,8 @@ TERMINAL_INTERVAL_SECONDS = 0.5
 LINE_INTERVAL_SECONDS = 60.0
 """Seconds between two lines without a terminal, unless there is an alarm."""
 ALARM_INTERVAL_SECONDS = 1.0
-"""Seconds between two looks for an alarm, which is shown at once."""
+"""Seconds between two checks for an alarm, which is shown at once: versions that are not stored, a run that stands
+still, or a long call of an environment."""
 _NUMBERS = re.compile(r"[0-9]+")
 
 
