@@ -57,7 +57,7 @@ def progress() -> Row:
                 "short",
                 TARGETS.rate(Metrics.environment_faults, *EXPERIMENT, "reason"),
                 "reason",
-                "Steps and resets that gave NaN or infinity, and episodes that ended with another environment's.",
+                "Steps and resets that raised or gave NaN or infinity, and episodes that another environment ended.",
             ),
             one("Training steps a second", "short", steps),
             one(

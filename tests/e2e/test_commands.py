@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.faults import GATE
 from rlsrl.testing.kubectl import COMMAND_SECONDS, ClusterExperiment, Namespace
 from rlsrl.testing.waiting import until
 
@@ -119,6 +120,21 @@ def test_the_volume_of_a_deleted_experiment_is_listed(where: Namespace, cartpole
     where.delete("rlexperiment", name, wait=True)
     assert f"{name}-data" in listed()
     assert f"kubectl delete pvc CLAIM --namespace {where.name}" in listed()
+
+
+def test_an_environment_that_raises_is_shown_with_its_own_traceback(where: Namespace, cartpole: Object) -> None:
+    kwargs = {"gate": GATE, "step_seconds": "none"}  # each step raises a TypeError
+    cartpole["spec"]["environment"] = {"factory": "rlsrl.testing.environments:GatedEnv", "kwargs": kwargs}
+    where.apply(cartpole)
+    experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
+    until(lambda: "    rlsrl: environment rank " in result_of(experiment, "why")[1], "an actor has given up")
+    code, output, _ = result_of(experiment, "why")
+    assert code == 1
+    lines = [line.removeprefix("    ") for line in output.splitlines()]
+    begin = lines.index("Traceback (most recent call last):")
+    assert lines[begin + 1].startswith('  File "')
+    assert 'environments.py", line ' in lines[begin + 1]
+    assert any(line.startswith("TypeError: ") for line in lines[begin:])
 
 
 def test_an_unknown_experiment_is_reported_with_the_nearest_name(where: Namespace, cartpole: Object) -> None:

@@ -1,4 +1,4 @@
-"""Environments that turn NaN: one of eight costs its own steps only, all eight end the run with a name."""
+"""Environments that turn NaN or raise: one of eight costs its own steps only, all eight end the run with a name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from rlsrl.testing.live_runs import Desk
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cartpole.yaml"
 SICK = """
 import itertools
+import os
+import sys
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 
@@ -41,6 +45,55 @@ class Sick(gymnasium.Wrapper):
 def make(what, sick):
     env = gymnasium.make("CartPole-v1")
     return Sick(env, what) if next(NUMBER) in sick else env
+
+class Raising(gymnasium.Wrapper):
+    taken = 0
+
+    def step(self, action):
+        self.taken += 1
+        if self.taken == 50:
+            raise ConnectionError("the simulator hung up")
+        return self.env.step(action)
+
+def raising():
+    "Of an actor's eight, the fourth raises in its 50th step, and so do the first two that are made in its place."
+    env = gymnasium.make("CartPole-v1")
+    return Raising(env) if next(NUMBER) in (3, 8, 9) else env
+
+def first_actor():
+    if "actor" not in sys.argv:
+        return False
+    try:
+        Path(__file__).with_name("first").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+IS_FIRST_ACTOR = first_actor()
+
+def by_actor(all_sick):
+    env = gymnasium.make("CartPole-v1")
+    return Sick(env, "rewards") if all_sick or IS_FIRST_ACTOR else env
+"""
+TWO_ACTORS = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {{name: live}}
+spec:
+  environment: {{factory: "sick:by_actor", kwargs: {{all_sick: {all_sick}}}, maxNonFinite: 200}}
+  actors: {{replicas: 2, environments: 8, rolloutLength: 16}}
+  algorithm: {{ppo: {{epochs: 1, minibatchSize: 32}}}}
+  stop: {{trainSteps: 40}}
+"""
+RAISING = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {{name: live}}
+spec:
+  environment: {{factory: "sick:raising"}}
+  actors: {{environments: 8, rolloutLength: 32, vectorization: {vectorization}}}
+  algorithm: {{ppo: {{epochs: 1, minibatchSize: 64}}}}
+  stop: {{trainSteps: 20}}
 """
 
 
@@ -77,8 +130,40 @@ def test_environments_that_are_all_sick_end_the_run(tmp_path: Path, what: str, k
     last = (desk.run_folder / "logs" / "actor-0.out").read_text().splitlines()[-1]
     assert last.startswith("rlsrl: environment rank ")
     assert key in last
-    assert last in run.output
+    assert run.output.splitlines()[-1].strip() == last
+    assert "rlsrl eval" not in run.output
     summary = desk.facts().json("summary.json")
     assert summary["restarts"] == {}
     assert summary["ledger"]["balanced"]
     assert "transitions were not finite (NaN or inf)" in run.output
+
+
+@pytest.mark.parametrize("all_sick", [False, True])
+def test_an_actor_whose_environments_are_all_sick_ends_no_run_that_others_keep_alive(
+    tmp_path: Path, all_sick: bool
+) -> None:
+    (tmp_path / "sick.py").write_text(SICK)
+    desk = Desk(tmp_path, TWO_ACTORS.format(all_sick=str(all_sick).lower()))
+    with desk.begin() as run:
+        assert run.wait(timeout=120.0) == int(all_sick), run.output
+    summary = desk.facts().json("summary.json")
+    assert summary["ledger"]["balanced"]
+    assert summary["ledger"]["dropped"]["non_finite"] > 200, "more than maxNonFinite"
+    assert summary["restarts"] == {}
+    if all_sick:
+        assert run.output.splitlines()[-1].strip().startswith("rlsrl: environment rank ")
+        assert "(environment.maxNonFinite)" in run.output
+
+
+@pytest.mark.parametrize("vectorization", ["loop", "threads"])
+def test_an_environment_that_raises_costs_its_own_episodes_only(tmp_path: Path, vectorization: str) -> None:
+    (tmp_path / "sick.py").write_text(SICK)
+    desk = Desk(tmp_path, RAISING.format(vectorization=vectorization))
+    with desk.begin() as run:
+        assert run.wait(timeout=120.0) == 0, run.output
+    summary = desk.facts().json("summary.json")
+    assert (summary["reason"], summary["restarts"], summary["ledger"]["balanced"]) == ("trainSteps", {}, True)
+    first, *others = desk.facts().logged("actor-0", "environment_fault")
+    assert [event["reason"] for event in (first, *others)] == ["environment_error"] * 3
+    assert {event["rank"] for event in (first, *others)} == {3}
+    assert f'File "{tmp_path / "sick.py"}", line ' in first["traceback"].splitlines()[1]

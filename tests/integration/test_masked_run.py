@@ -39,7 +39,8 @@ def test_a_run_takes_only_legal_actions(tmp_path: Path, in_info: str, more: str)
     with desk.begin() as run:
         assert run.wait() == 0, run.output
     summary = desk.facts().json("summary.json")
-    assert (summary["reason"], summary["restarts"]) == ("trainSteps", {}), "the environment refuses illegal actions"
+    assert (summary["reason"], summary["restarts"]) == ("trainSteps", {}), "trained to the end"
+    assert desk.facts().logged("actor-0", "environment_fault") == [], "the environment refuses illegal actions"
     assert summary["ledger"]["balanced"]
     newest = desk.facts().newest()
     assert newest is not None

@@ -66,6 +66,22 @@ def test_the_last_output_is_reported_with_the_exit_of_the_container() -> None:
     assert finding.explanation == ENDS["OOMKilled"]
 
 
+TRACEBACK = [
+    "Traceback (most recent call last):",
+    *(f'  File "/opt/arm.py", line {number}, in step' for number in range(12)),
+    "ValueError: the arm is stuck",
+]
+FAILED = [*TRACEBACK, "rlsrl: environment rank 3 raised ValueError: the arm is stuck"]
+
+
+def test_the_traceback_of_an_environment_is_reported_whole() -> None:
+    ended = {"reason": "Error", "exitCode": 1, "message": "\n".join(["a log line", *FAILED])}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
+    actor = pod("cartpole-actor-x", "actor", state=waiting, lastState={"terminated": ended}, restartCount=4)
+    (finding,) = found(experiment("Running", *WELL), actor)
+    assert finding.last_lines == tuple(FAILED)
+
+
 def test_an_unschedulable_pod_is_reported() -> None:
     stuck = pod("cartpole-trainer-0", "trainer", ready=False)
     stuck["status"]["conditions"] = [
@@ -169,9 +185,9 @@ def test_a_terminating_pod_is_reported_without_a_cure() -> None:
 
 
 def test_earlier_exits_of_a_healthy_pod_are_available() -> None:
-    ended = {"reason": "Error", "exitCode": 1, "finishedAt": "2026-01-01T12:03:00Z"}
+    ended = {"reason": "Error", "exitCode": 1, "finishedAt": "2026-01-01T12:03:00Z", "message": "\n".join(FAILED)}
     again = pod("cartpole-actor-x", "actor", ready=True, lastState={"terminated": ended}, restartCount=2)
-    text = "cartpole-actor-x restarted 2x; last termination: Error, exit code 1 at 2026-01-01T12:03:00Z"
-    assert past_restarts([again, pod("cartpole-actor-y", "actor")]) == [text]
-    ended["message"] = "Traceback ...\nrlsrl: environment rank 3 was in step for 30 s\n"
-    assert past_restarts([again]) == [f"{text}: rlsrl: environment rank 3 was in step for 30 s"]
+    assert past_restarts([again, pod("cartpole-actor-y", "actor")]) == [
+        "cartpole-actor-x restarted 2x; last termination: Error, exit code 1 at 2026-01-01T12:03:00Z",
+        *(f"  {line}" for line in FAILED),
+    ]

@@ -62,6 +62,11 @@ def test_versions_that_are_not_stored_are_shown() -> None:
     assert first.endswith("version 1.62, NOT STORED: the newest 2 versions (1.62: disk full)")
 
 
+def test_environments_that_raise_are_shown() -> None:
+    page = {**PAGE, "roles": {"actor": [worker(0, "pod-0", {}, 1.0) | {"stats": {"environment_errors": 3.0}}]}}
+    assert top_table(page).splitlines()[1] == "ENVIRONMENT ERRORS: 3 (logs: environment_fault)"
+
+
 def test_the_environment_that_hangs_longest_is_named() -> None:
     def second_line(*calls: Any) -> str:
         return top_table({**PAGE, "environment_calls": list(calls)}).splitlines()[1]

@@ -90,7 +90,7 @@ def test_the_loop_shows_one_environment_at_a_time(
 
 
 def test_calls_in_bulk_show_all_environments(board: CallBoard, seen: list[Seen], make: Callable[[], Looking]) -> None:
-    envs = NativeVectorEnv(SyncVectorEnv([make] * 3), seed=1, first_rank=8, board=board)
+    envs = NativeVectorEnv(lambda: SyncVectorEnv([make] * 3), seed=1, first_rank=8, board=board)
     fill(envs)
     assert ("reset", 8, 3) in seen
     assert ("step", 8, 3) in seen

@@ -10,7 +10,7 @@ import gymnasium
 import pytest
 
 from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_environment
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 
 FACTORIES = """
 import gymnasium
@@ -101,6 +101,13 @@ def test_what_a_restart_may_mend_is_no_configuration_error(factories: None, name
     with pytest.raises(error) as caught:
         make_environment(EnvironmentSource(factory=f"factory_samples:{name}"))
     assert not isinstance(caught.value, ConfigurationError)
+
+
+def test_the_spec_of_an_environment_that_cannot_be_made_has_the_users_traceback(factories: None) -> None:
+    with pytest.raises(EnvironmentFailed, match="'factory_samples:flaky' cannot be made: it raised Conn") as caught:
+        environment_spec(EnvironmentSource(factory="factory_samples:flaky"))
+    frames = [line for line in caught.value.traceback.splitlines() if line.startswith("  File")]
+    assert [frame.endswith("in flaky") for frame in frames] == [True]
 
 
 @pytest.mark.parametrize("source", [{}, {"id": "CartPole-v1", "factory": "a:b"}])

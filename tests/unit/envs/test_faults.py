@@ -1,9 +1,10 @@
-"""What is not finite never reaches a slot: the step is no transition, its episode is truncated, others go on."""
+"""A fault costs its own step: the step is no transition, its episode is truncated, the other environments go on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -15,11 +16,18 @@ from numpy.typing import NDArray
 from structlog.testing import LogCapture
 
 from rlsrl.data.slots import rollout_layout
-from rlsrl.envs.faults import REPEAT_SECONDS, EnvironmentFaults, NonFiniteValue
+from rlsrl.envs.faults import (
+    ERROR_BUDGET,
+    ERROR_DECAY_SECONDS,
+    REPEAT_SECONDS,
+    EnvironmentFaults,
+    FleetRow,
+    NonFiniteValue,
+)
 from rlsrl.envs.native import NativeVectorEnv
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
-from rlsrl.runtime.errors import EnvironmentFault
+from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed, EnvironmentFault
 
 NAN = float("nan")
 Script = list[list[tuple[float, float]]]
@@ -227,8 +235,14 @@ def test_a_fault_has_its_place_in_its_text() -> None:
 
 
 def bulk(*scripts: Script, faults: EnvironmentFaults | None = None) -> NativeVectorEnv:
-    envs = SyncVectorEnv([partial(SickEnv, script) for script in scripts], autoreset_mode=AutoresetMode.NEXT_STEP)
-    return NativeVectorEnv(envs, seed=0, first_rank=40, faults=faults)
+    return bulk_of(*(partial(SickEnv, script) for script in scripts), faults=faults)
+
+
+def bulk_of(*makers: Callable[[], gymnasium.Env[Any, Any]], faults: EnvironmentFaults | None = None) -> NativeVectorEnv:
+    def make() -> SyncVectorEnv:
+        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+    return NativeVectorEnv(make, seed=0, first_rank=40, faults=faults)
 
 
 def test_bulk_resets_the_whole_vector_at_the_step_after_a_fault() -> None:
@@ -281,3 +295,251 @@ def test_threads_count_together_and_end_the_run() -> None:
     with pytest.raises(EnvironmentFault, match=r"^environment rank 4[01]: .*; 40 steps"):
         envs.wait(lambda: envs.num_done == 1, 60.0)
     envs.close()
+
+
+class Row(FleetRow):
+    """A fleet of which the test tells the row."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[int, int]] = []
+        self.known = 0
+
+    def report(self, num_ended: int, length: int) -> None:
+        self.reports.append((num_ended, length))
+
+    def length(self, own: int) -> int:
+        return self.known
+
+
+def test_the_row_of_the_fleet_ends_the_run_and_not_that_of_one_actor() -> None:
+    row = Row()
+    faults = EnvironmentFaults(max_non_finite=3, fleet_row=row)
+    bad = NonFiniteValue(rank=3, step=1, key="reward", value=NAN)
+    for _ in range(5):
+        faults.non_finite(bad)
+    faults.finite()
+    faults.finite()
+    assert row.reports == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (1, 0)], "the last finite transition ended no row"
+    row.known = 3
+    with pytest.raises(EnvironmentFault, match=r"^environment rank 3: reward is nan at step 1 of its episode; 3 steps"):
+        faults.non_finite(bad)
+
+
+def test_a_limit_of_one_needs_no_look_at_the_fleet() -> None:
+    with pytest.raises(EnvironmentFault, match="; 1 steps and resets in a row of all environments"):
+        EnvironmentFaults(max_non_finite=1, fleet_row=Row()).non_finite(
+            NonFiniteValue(rank=3, step=1, key="reward", value=NAN)
+        )
+
+
+# Environments that raise.
+
+
+class Factory:
+    """Makes environments that count from 1 in each episode and raise in the third step; it keeps all of them."""
+
+    def __init__(
+        self, *, fails_in: Literal["step", "reset", "making", "nothing"] = "step", closes: bool = True
+    ) -> None:
+        self.made: list[Raising] = []
+        self.fails_in = fails_in
+        self.closes = closes
+
+    def __call__(self) -> Raising:
+        if self.fails_in == "making" and self.made:
+            raise ConnectionError("no licence is left")
+        self.made.append(Raising(self))
+        return self.made[-1]
+
+
+class Raising(SickEnv):
+    def __init__(self, factory: Factory) -> None:
+        super().__init__(WELL)
+        self.num_closed = 0
+        self.seeds: list[int | None] = []
+        self._factory = factory
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.seeds.append(seed)
+        if self._factory.fails_in == "reset" and len(self._factory.made) > 1:
+            raise ConnectionError("no answer")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._taken == 2 and self._factory.fails_in != "nothing":
+            raise ValueError("the arm is stuck")
+        return super().step(action)
+
+    def close(self) -> None:
+        self.num_closed += 1
+        if not self._factory.closes:
+            raise OSError("and does not close")
+
+
+def test_an_environment_that_raises_is_made_again_and_the_others_go_on() -> None:
+    recorder, factory = Recorder(), Factory(closes=False)
+    waiting: list[gymnasium.Env[Any, Any]] = [factory(), SickEnv(WELL)]
+
+    def make() -> gymnasium.Env[Any, Any]:
+        return waiting.pop(0) if waiting else factory()
+
+    envs = LoopVectorEnv(make, seeds=range(2), first_rank=40, faults=recorder.faults)
+    arrays = fill(envs, 5)
+    assert lane(arrays, "mask") == [True, True, False, True, True]
+    assert lane(arrays, "truncated") == [False, True, False, False, False]
+    assert lane(arrays, "terminated") == [False] * 5
+    assert lane(arrays, "episode_length") == [0] * 5
+    # Frame 2 is the last good observation, frame 3 the first of the new environment.
+    assert arrays["observation/place"][:, 0, 1].tolist() == [0, 1, 1, 0, 1, 1]
+    assert arrays["observation/count"][:, 0, 0].tolist() == [0, 1, 2, 0, 1, 2]
+    assert lane(arrays, "mask", 1) == [True] * 5
+    assert [env.num_closed for env in factory.made] == [1, 0]
+    first, second = (env.seeds[0] for env in factory.made)
+    assert second not in (None, first), "not the same episode again"
+    assert recorder.reasons == ["environment_error"]
+    assert (recorder.faults.num_faults, recorder.faults.take_dropped()) == (1, 0), "the step made no transition"
+    (event,) = recorder.log.entries
+    assert (event["rank"], event["step"]) == (40, 3)
+    assert event["error"] == "environment rank 40 raised ValueError: the arm is stuck"
+
+
+def test_the_traceback_of_an_error_begins_with_the_users_own_code() -> None:
+    recorder = Recorder()
+    with pytest.raises(EnvironmentFailed) as caught:
+        fill(LoopVectorEnv(Factory(fails_in="reset"), seeds=[1], first_rank=40, faults=recorder.faults), 9)
+    header, frame, *_, last = caught.value.traceback.splitlines()
+    assert header == "Traceback (most recent call last):"
+    assert frame.startswith(f'  File "{__file__}", line ')
+    assert frame.endswith("in step")
+    assert last == "ValueError: the arm is stuck", "the first error, not the later ones"
+    assert str(caught.value).startswith("environment rank 40 raised ValueError: the arm is stuck; ")
+    assert [event.get("traceback") for event in recorder.log.entries] == [caught.value.traceback] + [
+        None
+    ] * ERROR_BUDGET
+
+
+@pytest.mark.parametrize("fails_in", ["step", "reset", "making"])
+@pytest.mark.parametrize("vectorization", ["loop", "bulk"])
+def test_an_environment_that_raises_again_and_again_fails(
+    vectorization: str, fails_in: Literal["step", "reset", "making"]
+) -> None:
+    factory, recorder = Factory(fails_in=fails_in), Recorder()
+    envs: VectorEnv = (
+        bulk_of(factory, faults=recorder.faults)
+        if vectorization == "bulk"
+        else LoopVectorEnv(factory, seeds=[1], first_rank=40, faults=recorder.faults)
+    )
+    with pytest.raises(EnvironmentFailed, match="raised ValueError: the arm is stuck") as caught:
+        fill(envs, 99)
+    assert isinstance(caught.value.__cause__, ValueError if fails_in == "step" else ConnectionError)
+    assert recorder.reasons == ["environment_error"] * (ERROR_BUDGET + 1)
+
+
+def test_the_first_reset_of_an_environment_may_fail_too() -> None:
+    class Late(Raising):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            if len(factory.made) < 3:
+                raise ConnectionError("no answer yet")
+            return super().reset(seed=seed)
+
+    factory = Factory(fails_in="nothing")
+
+    def make() -> Late:
+        factory.made.append(Late(factory))
+        return factory.made[-1]  # type: ignore[return-value]
+
+    recorder = Recorder()
+    arrays = fill(LoopVectorEnv(make, seeds=[1], first_rank=40, faults=recorder.faults), 3)
+    assert lane(arrays, "mask") == [True] * 3
+    assert len(recorder.reasons) == 2
+
+
+def test_errors_are_forgiven_one_after_the_other_and_each_environment_has_its_own() -> None:
+    recorder, rare = Recorder(), ValueError("rare")
+    for _ in range(3 * ERROR_BUDGET):
+        recorder.faults.error(range(3, 4), 1, rare)
+        recorder.now += ERROR_DECAY_SECONDS
+    for number in range(ERROR_BUDGET):
+        recorder.faults.error(range(3, 4), 1, ValueError(str(number)))
+    recorder.faults.error(range(4, 5), 1, rare)
+    with pytest.raises(EnvironmentFailed, match=r"^environment rank 3 raised ValueError: 0; it is not made again"):
+        recorder.faults.error(range(3, 4), 1, ValueError("the last"))
+
+
+def test_an_environment_that_is_another_after_it_was_made_again_is_refused() -> None:
+    waiting = [Factory()(), gymnasium.make("CartPole-v1")]
+    envs = LoopVectorEnv(lambda: waiting.pop(0), seeds=[1], first_rank=40)
+    with pytest.raises(ConfigurationError, match=r"rank 40 had .*; made again, it has "):
+        fill(envs, 9)
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (("observation", 1.0, False, {}), "a tuple of 4, not (observation, reward, terminated, truncated, info)"),
+        (None, "None, not (observation, reward, terminated, truncated, info)"),
+        (("observation", None, False, False, {}), "the reward None, not a finite number"),
+        (({"place": [0.0]}, 1.0, False, False, {}), "the keys ['place']; the space has the keys ['count', 'place']"),
+    ],
+)
+@pytest.mark.parametrize("decorrelation", [0, 50])
+def test_a_result_that_cannot_be_used_is_named_with_the_place_in_the_users_code(
+    result: Any, says: str, decorrelation: int
+) -> None:
+    class Odd(SickEnv):
+        def step(self, action: Any) -> Any:
+            sound = super().step(action)
+            return tuple(sound[0] if part == "observation" else part for part in result) if result else None
+
+    faults = EnvironmentFaults(error_budget=0)
+    envs = LoopVectorEnv(
+        lambda: Odd(WELL), seeds=[1], first_rank=40, max_decorrelation_steps=decorrelation, faults=faults
+    )
+    with pytest.raises(EnvironmentFailed) as caught:
+        fill(envs, 60)
+    line = Odd.step.__code__.co_firstlineno
+    assert str(caught.value).startswith("environment rank 40 breaks Gymnasium's contract: step() returned ")
+    assert f"step() returned {says}" in str(caught.value)
+    assert f"({__file__}, line {line})" in str(caught.value)
+    assert caught.value.traceback == ""
+
+
+def test_bulk_makes_all_environments_again_after_one_has_raised() -> None:
+    recorder, factory = Recorder(), Factory()
+    ends = [episode((1.0, 1.0), (1.0, 2.0)), episode((1.0, 3.0)), WELL[0]]
+    makers = [factory, partial(SickEnv, WELL), partial(SickEnv, ends)]
+    envs = bulk_of(*makers, faults=recorder.faults)
+    arrays = fill(envs, 5)
+    # The step in which one raised is no transition of any. The third environment only resets there.
+    assert [lane(arrays, "mask", each) for each in range(3)] == [[True, True, False, True, True]] * 3
+    assert [lane(arrays, "truncated", each) for each in range(2)] == [[False, True, False, False, False]] * 2
+    assert lane(arrays, "terminated", 2) == [False, True, False, False, True]
+    assert lane(arrays, "truncated", 2) == [False] * 5
+    assert arrays["observation/place"][:, 1, 1].tolist() == [0, 1, 1, 0, 1, 1]
+    assert arrays["observation/count"][:, 0, 0].tolist() == [0, 1, 2, 0, 1, 2]
+    assert lane(arrays, "episode_length", 2) == [0, 2, 0, 0, 2]
+    assert recorder.reasons == ["vector_reset", "environment_error"]
+    (event,) = recorder.log.entries
+    assert event["error"] == ("environment ranks 40 to 42, which step in bulk, raised ValueError: the arm is stuck")
+    assert len(factory.made) == 2
+    assert factory.made[0].num_closed == 1
+
+
+def test_threads_make_an_environment_again_and_close_it() -> None:
+    recorder, factory = Recorder(), Factory(closes=False)
+    envs = EnvironmentThreads(factory, seeds=range(2), first_rank=40, faults=recorder.faults)
+    arrays = slot_for(envs, 5)  # type: ignore[arg-type]  # has what it needs
+
+    def work(number: int, single: VectorEnv) -> None:
+        lanes = {name: array[:, number : number + 1] for name, array in arrays.items() if array.ndim > 1}
+        single.begin(lanes)
+        for step in range(5):
+            single.step(lanes, step, np.zeros(1, np.int64))
+
+    envs.begin(work)
+    assert envs.wait(lambda: envs.num_done == 1, 60.0)
+    assert [lane(arrays, "mask", each) for each in range(2)] == [[True, True, False, True, True]] * 2
+    with pytest.raises(OSError, match="and does not close"):
+        envs.close()
+    assert [env.num_closed for env in factory.made] == [1] * 4
+    assert recorder.reasons == ["environment_error"] * 2

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from rlsrl.data.slots import rollout_layout
 from rlsrl.envs.factory import EnvironmentSource, make_environment
-from rlsrl.envs.vector import EnvironmentFailed, LoopVectorEnv
+from rlsrl.envs.faults import EnvironmentFaults
+from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.envs.wrappers import ActionMask
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.testing.environments import EchoEnv, Episode, MaskedEnv, ScriptedEnv
 
 
@@ -69,7 +70,12 @@ def scripted(made: list[ScriptedEnv], *scripts: Sequence[Episode], **options: An
         made.append(ScriptedEnv(next(waiting), **options))
         return made[-1]
 
-    return LoopVectorEnv(make, seeds=range(10, 10 + len(scripts)), first_rank=40)
+    return LoopVectorEnv(make, seeds=range(10, 10 + len(scripts)), first_rank=40, faults=strict())
+
+
+def strict() -> EnvironmentFaults:
+    """Return what fails at the first error of an environment."""
+    return EnvironmentFaults(error_budget=0)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +215,8 @@ def test_an_observation_of_another_shape_is_named_by_its_rank(made: list[Scripte
     envs = scripted(made, [Episode(rewards=(1,) * 9)], [Episode(rewards=(1,) * 9)])
     arrays = slot_for(envs, 1)
     made[1]._observe = lambda: np.zeros(3)  # type: ignore[method-assign]
-    with pytest.raises(EnvironmentFailed, match=r"rank 41 .*could not broadcast"):
+    says = r"rank 41 breaks Gymnasium's contract: reset\(\) returned float64\[3\] .* its space has float32\[2\]"
+    with pytest.raises(EnvironmentFailed, match=says):
         envs.begin(arrays)
 
 
@@ -230,8 +237,9 @@ def test_no_environment_is_left_open_when_a_later_one_cannot_be_made(made: list[
         made.append(ScriptedEnv([Episode(rewards=(1,))]))
         return made[-1]
 
-    with pytest.raises(ConnectionError, match="full"):
+    with pytest.raises(EnvironmentFailed, match=r"rank 1 cannot be made: it raised ConnectionError: .* full") as caught:
         LoopVectorEnv(make, seeds=[0, 1])
+    assert caught.value.traceback.splitlines()[1].endswith("in make"), "the user's code, without its callers"
     assert [env.closed for env in made] == [True]
 
 
@@ -270,7 +278,10 @@ def test_decorrelated_environments_end_their_episodes_at_different_times() -> No
 
 
 def test_masked_environments_are_decorrelated_by_legal_actions() -> None:
-    envs = LoopVectorEnv(lambda: ActionMask(MaskedEnv(3), "action_mask"), seeds=range(16), max_decorrelation_steps=50)
+    def make() -> ActionMask:
+        return ActionMask(MaskedEnv(3), "action_mask")
+
+    envs = LoopVectorEnv(make, seeds=range(16), max_decorrelation_steps=50, faults=strict())
     envs.begin(slot_for(envs, 1))  # it raises on an illegal action
     envs.close()
 
@@ -281,9 +292,10 @@ def test_a_tuple_that_is_too_short_is_named_with_the_environments_rank() -> None
             observation, *rest = super().step(action)
             return (observation[:1], *rest)
 
-    envs = LoopVectorEnv(lambda: Short("parts"), seeds=[1, 2], first_rank=7)
+    envs = LoopVectorEnv(lambda: Short("parts"), seeds=[1, 2], first_rank=7, faults=strict())
     arrays = slot_for(envs, 2)
     envs.begin(arrays)
     arrays["action"][0] = 0
-    with pytest.raises(EnvironmentFailed, match="environment rank 7 raised IndexError"):
+    says = r"environment rank 7 .*: step\(\) returned a tuple of 1; the space is a Tuple of 2"
+    with pytest.raises(EnvironmentFailed, match=says):
         envs.step(arrays, 0, arrays["action"][0])

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from rlsrl.data.slots import rollout_layout
 from rlsrl.envs.factory import EnvironmentSource, make_environment
+from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.native import NativeVectorEnv, make_native
-from rlsrl.envs.vector import EnvironmentFailed, LoopVectorEnv, VectorEnv
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
+from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.testing.environments import EchoEnv, Episode, ScriptedEnv
 from rlsrl.testing.rollouts import random_actions
 
@@ -57,7 +58,7 @@ def looped(make: Callable[[], gymnasium.Env[Any, Any]], number: int, seed: int =
 
 def in_bulk(make: Callable[[], gymnasium.Env[Any, Any]], number: int, seed: int = 3) -> NativeVectorEnv:
     """Return Gymnasium's own loop in place of a vectorised form. Environment i has the seed ``seed + i``."""
-    return NativeVectorEnv(SyncVectorEnv([make] * number, copy=False), seed=seed)
+    return NativeVectorEnv(lambda: SyncVectorEnv([make] * number, copy=False), seed=seed)
 
 
 def assert_equal(slots: list[Arrays], expected: list[Arrays]) -> None:
@@ -171,7 +172,7 @@ class Rude(SyncVectorEnv):
 
 
 def test_what_a_step_that_only_resets_says_beside_its_frame_counts_nowhere() -> None:
-    rude = NativeVectorEnv(Rude([scripted()] * 2), seed=3)
+    rude = NativeVectorEnv(lambda: Rude([scripted()] * 2), seed=3)
     assert_equal(filled(rude), filled(looped(scripted(), 2)))
 
 
@@ -192,8 +193,8 @@ def test_what_cannot_be_stepped_in_bulk_is_refused_by_name(source: EnvironmentSo
 def test_another_way_to_reset_is_refused(mode: AutoresetMode) -> None:
     envs = SyncVectorEnv([scripted()], autoreset_mode=mode)
     with pytest.raises(ConfigurationError, match=rf"autoreset_mode '{mode.value}'; NextStep is needed; use loop"):
-        NativeVectorEnv(envs, seed=0)
-    envs.close()
+        NativeVectorEnv(lambda: envs, seed=0)
+    assert envs.closed
 
 
 @contextmanager
@@ -223,7 +224,8 @@ def test_another_observation_in_bulk_than_by_itself_is_refused_and_closed() -> N
 
 
 def test_a_failure_names_the_ranks() -> None:
-    envs = NativeVectorEnv(SyncVectorEnv([scripted()] * 2), seed=0, first_rank=40)
+    faults = EnvironmentFaults(error_budget=0)
+    envs = NativeVectorEnv(lambda: SyncVectorEnv([scripted()] * 2), seed=0, first_rank=40, faults=faults)
     arrays = slot_for(envs, 3)
     with pytest.raises(
         EnvironmentFailed, match="ranks 40 to 41, which step in bulk, raised RuntimeError: step without reset"

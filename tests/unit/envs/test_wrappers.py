@@ -15,10 +15,11 @@ from rlsrl.data.slots import rollout_layout
 from rlsrl.data.specs import ArraySpec
 from rlsrl.envs.check import check_environment
 from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_environment
+from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.spaces import spec_of
-from rlsrl.envs.vector import EnvironmentFailed, LoopVectorEnv
+from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.envs.wrappers import ActionMask, EpisodicLife
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.testing.environments import EchoEnv, Episode, MaskedEnv, ScriptedEnv
 from rlsrl.testing.rollouts import joint_action
 
@@ -135,7 +136,10 @@ class NoneLegal(MaskedEnv):
 
 @pytest.mark.parametrize("in_info", [False, True])
 def test_a_mask_that_allows_nothing_is_refused_with_the_environments_rank(in_info: bool) -> None:
-    envs = LoopVectorEnv(lambda: ActionMask(NoneLegal(in_info=in_info), "action_mask"), seeds=[1], first_rank=5)
+    def make() -> ActionMask:
+        return ActionMask(NoneLegal(in_info=in_info), "action_mask")
+
+    envs = LoopVectorEnv(make, seeds=[1], first_rank=5, faults=EnvironmentFaults(error_budget=0))
     says = "environment rank 5 .* the action mask 'action_mask' is all 0; at least one of 4 actions must be legal"
     with pytest.raises(EnvironmentFailed, match=says):
         filled(envs, 5, last_legal)

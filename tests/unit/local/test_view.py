@@ -163,6 +163,15 @@ def test_versions_that_are_not_stored_are_shown() -> None:
     assert "NOT STORED" not in line(VIEW) + drawn(VIEW)
 
 
+def test_environments_that_raise_are_shown() -> None:
+    reports = [{"pid": 12, "stats": {"environment_errors": 2.0}}, {"pid": 13, "stats": {"environment_errors": 1.0}}]
+    failing = replace(VIEW, status={**STATUS, "roles": {**STATUS["roles"], "actor": reports}})
+    text = "ENVIRONMENT ERRORS: 3 (logs: environment_fault)"
+    assert text in line(failing)
+    assert text in " ".join(drawn(failing).split())
+    assert "ENVIRONMENT" not in line(VIEW) + drawn(VIEW)
+
+
 def test_the_newest_evaluation_is_shown() -> None:
     reports = [
         {"pid": 14, "stats": {"step": 40.0, "return_mean": 481.26}},

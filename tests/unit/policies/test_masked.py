@@ -19,6 +19,7 @@ from rlsrl.algorithms.ppo import Ppo
 from rlsrl.data.slots import Slot, rollout_layout
 from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.data.version import Version
+from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.envs.wrappers import ActionMask
 from rlsrl.parameters.protocols import Parameters
@@ -39,7 +40,12 @@ MASK = "observation/action_mask"
 
 
 def masked_envs() -> LoopVectorEnv:
-    return LoopVectorEnv(lambda: ActionMask(MaskedEnv(NUM_ACTIONS), "action_mask"), seeds=range(NUM_LANES))
+    """Return environments that end the test at the first illegal action."""
+
+    def make() -> ActionMask:
+        return ActionMask(MaskedEnv(NUM_ACTIONS), "action_mask")
+
+    return LoopVectorEnv(make, seeds=range(NUM_LANES), faults=EnvironmentFaults(error_budget=0))
 
 
 def policy_for(env_spec: EnvSpec, seed: int = 1) -> TorchPolicy:

@@ -47,8 +47,14 @@ def test_a_callable_is_found_in_a_module_and_in_a_package(user_folder: Path) -> 
         ("reference_ok:make.mke", "'make' has no 'mke'"),
         ("reference_ok:number", "is of type int, which cannot be called"),
         ("reference_needy:make", "importing 'reference_needy' needs 'not_installed_anywhere', which is not installed"),
-        ("reference_broken:make", "importing 'reference_broken' raised ZeroDivisionError"),
-        ("reference_syntax:make", "importing 'reference_syntax' raised SyntaxError"),
+        (
+            "reference_broken:make",
+            r"importing 'reference_broken' raised ZeroDivisionError: .* \(/.*/reference_broken\.py, line 2\)$",
+        ),
+        (
+            "reference_syntax:make",
+            r"'reference_syntax' raised SyntaxError: .* \(reference_syntax.py, line 1\)$",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_cure(user_folder: Path, reference: str, says: str) -> None:
@@ -56,7 +62,7 @@ def test_a_mistake_is_named_with_its_cure(user_folder: Path, reference: str, say
     write(user_folder, "refs_pack/__init__.py", "")
     write(user_folder, "refs_pack/inner.py", "")
     write(user_folder, "reference_needy.py", "import not_installed_anywhere")
-    write(user_folder, "reference_broken.py", "1 / 0")
+    write(user_folder, "reference_broken.py", "import os\n1 / 0")
     write(user_folder, "reference_syntax.py", "def")
     with pytest.raises(ConfigurationError, match=says) as caught:
         load_callable(reference, where="environment factory")

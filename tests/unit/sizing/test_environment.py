@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 
 from rlsrl.envs.factory import EnvironmentSource
-from rlsrl.envs.vector import EnvironmentFailed
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.sizing.environment import measure_environment
 
 GATED = "rlsrl.testing.environments:GatedEnv"

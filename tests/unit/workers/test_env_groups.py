@@ -20,8 +20,9 @@ from rlsrl.data.slots import Slot, rollout_layout
 from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import EnvironmentSource, make_environment
+from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.threads import EnvironmentThreads
-from rlsrl.envs.vector import EnvironmentFailed, LoopVectorEnv
+from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.envs.wrappers import ActionMask
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.exported import (
@@ -33,6 +34,7 @@ from rlsrl.policies.exported import (
     Head,
 )
 from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes
+from rlsrl.runtime.errors import EnvironmentFailed
 from rlsrl.testing.environments import Episode, MaskedEnv, ScriptedEnv
 from rlsrl.testing.waiting import until
 from rlsrl.workers.env_groups import EnvGroup, LockstepEnvGroup, ThreadedEnvGroup
@@ -251,7 +253,8 @@ def gated(gates: list[Gated], num_envs: int = 3) -> Iterator[tuple[ThreadedEnvGr
         return gates[-1]
 
     with ExitStack() as resources:
-        group, load, envs = threaded(make, resources, seeds=range(num_envs), first_rank=40)
+        faults = EnvironmentFaults(error_budget=0)
+        group, load, envs = threaded(make, resources, seeds=range(num_envs), first_rank=40, faults=faults)
         resources.callback(lambda: [gate.opened.set() for gate in gates])
         load(weights_for(exported_for(envs.spec), 0, whole=True))
         assert isinstance(group, ThreadedEnvGroup)

@@ -240,7 +240,7 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "True",
         ),
         "EnvironmentFault": Judgement(
-            "An actor's environments gave only rewards or observations that are NaN or infinite, "
+            "The environments of all actors gave only rewards or observations that are NaN or infinite, "
             "`environment.maxNonFinite` times in a row. The message names the pod, and the environment by its rank.",
             "Correct the environment. `kubectl rlsrl retry NAME` then continues from the newest version.",
             "True",

@@ -26,9 +26,10 @@ from rlsrl.api.reasons import (
 from rlsrl.api.status import ExperimentStatus
 from rlsrl.cli.kubectl import Object, last_seen
 from rlsrl.cli.status_view import is_over, is_stale
+from rlsrl.runtime.tracebacks import end_of_output
 
 LAST_LINES = 8
-"""Lines shown of a container's termination message."""
+"""Lines shown of a container's termination message, or more: a traceback at its end is shown whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,22 +88,15 @@ def diagnose(
 def past_restarts(objects: Sequence[Object]) -> list[str]:
     """Return a line for each ready pod whose worker's container was restarted within it, with its last termination.
 
-    A restart that replaced the pod is not among them.
+    The last lines of its output follow. A restart that replaced the pod is not among them.
     """
-    return [
-        f"{pod['metadata']['name']} restarted {restarts(pod)}x; last termination: {_end(ended)}{_last_line(ended)}"
-        for pod in objects
-        if pod["kind"] == "Pod" and is_ready(pod) and restarts(pod) and (ended := _last_end(pod))
-    ]
-
-
-def _last_end(pod: Object) -> Object | None:
-    return next(iter(terminations(pod)), None)
-
-
-def _last_line(ended: Object) -> str:
-    lines = (ended.get("message") or "").strip().splitlines()
-    return f": {lines[-1]}" if lines else ""
+    lines: list[str] = []
+    for pod in objects:
+        if pod["kind"] == "Pod" and is_ready(pod) and restarts(pod) and (ended := terminations(pod)):
+            name = pod["metadata"]["name"]
+            lines.append(f"{name} restarted {restarts(pod)}x; last termination: {_end(ended[0])}")
+            lines += [f"  {line}" for line in _last_lines(ended[0])]
+    return lines
 
 
 def _explained_once(findings: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
@@ -153,7 +147,7 @@ def _pod(pod: Object, event: str) -> Diagnosis:
         reason=reason or str(status.get("phase", "Unknown")),
         since=metadata.get("deletionTimestamp") or metadata.get("creationTimestamp"),
         message=message if not ended else f"worker terminated: {_end(ended[0])}",
-        last_lines=tuple((ended[0].get("message") or "").strip().splitlines()[-LAST_LINES:]) if ended else (),
+        last_lines=_last_lines(ended[0]) if ended else (),
         event=event,
         explanation=(ENDS.get(ended[0].get("reason", "")) if ended else None) or explanation,
     )
@@ -175,6 +169,10 @@ def _state(pod: Object) -> tuple[str, str, Explanation | None]:
             steady = reason in ("ContainerCreating", "PodInitializing")
             return reason, waiting.get("message", ""), None if steady else explain("Ready", reason)
     return str(status.get("reason") or "NotReady"), str(status.get("message") or ""), None
+
+
+def _last_lines(ended: Object) -> tuple[str, ...]:
+    return end_of_output((ended.get("message") or "").strip().splitlines(), LAST_LINES)
 
 
 def _end(ended: Object) -> str:

@@ -1,11 +1,22 @@
-"""Errors that the user can correct: one clear message, exit code 2, no traceback."""
+"""Errors of commands. What the user can correct: one clear message, exit code 2, no traceback."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
+
+if TYPE_CHECKING:
+    from rlsrl.runtime.errors import EnvironmentFailed
 
 
 class UserError(click.ClickException):
     """The user can correct this. The message says what and how."""
 
     exit_code = 2
+
+
+def environment_failed(error: EnvironmentFailed) -> click.ClickException:
+    """Print the traceback of the environment's own code, and return the error to raise."""
+    click.echo(error.traceback, err=True, nl=False)
+    return click.ClickException(str(error))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlsrl.cli.errors import UserError
+from rlsrl.cli.errors import UserError, environment_failed
 from rlsrl.data.version import Version
 
 if TYPE_CHECKING:
@@ -84,11 +84,10 @@ def evaluate(
     imported from the folder of the experiment file, then from the current folder and from PYTHONPATH.
     """
     from rlsrl.cli.runs import find_run
-    from rlsrl.envs.vector import EnvironmentFailed
     from rlsrl.local.run_folder import RunFolderError
     from rlsrl.parameters.protocols import ParameterError
     from rlsrl.policies.exported import LayoutMismatch
-    from rlsrl.runtime.errors import ConfigurationError
+    from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed, EnvironmentFault
     from rlsrl.workers.build.run_database import RESOLVED
     from rlsrl.workers.evaluation import EvaluationUnfinished, share_episodes
 
@@ -103,7 +102,9 @@ def evaluate(
         result = play(evaluated, share, seed=seed, greedy=not stochastic, max_steps=max_steps)
     except (ConfigurationError, ParameterError, LayoutMismatch, RunFolderError) as error:
         raise UserError(str(error)) from error
-    except (EnvironmentFailed, EvaluationUnfinished, OSError) as error:
+    except EnvironmentFailed as error:
+        raise environment_failed(error) from error
+    except (EnvironmentFault, EvaluationUnfinished, OSError) as error:
         raise click.ClickException(str(error)) from error
     conditions = {
         "run": str(run),
@@ -213,10 +214,16 @@ def play(
 
 def _lines(conditions: dict[str, Any], result: EvaluationResult) -> str:
     actions = "greedy" if conditions["greedy"] else "sampled"
+    cut = (
+        f"\nWARNING: {result.num_faults} steps or resets of the environments were not finite or raised; the episodes "
+        "that they cut do not count"
+        if result.num_faults
+        else ""
+    )
     return (
         f"{conditions['run']}: version {conditions['version']}, {result.num_episodes} episodes in "
         f"{conditions['environments']} environments, {actions} actions, seed {conditions['seed']}\n"
         f"return: mean {result.return_mean:.2f}, std {result.return_std:.2f}, "
         f"min {min(result.returns):.2f}, max {max(result.returns):.2f}\n"
-        f"length: mean {result.length_mean:.1f} steps"
+        f"length: mean {result.length_mean:.1f} steps{cut}"
     )

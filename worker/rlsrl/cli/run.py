@@ -85,8 +85,6 @@ def _run(folder: RunFolder, experiment: RLExperiment, file: Path, again: str) ->
 
 
 def _report(summary: Mapping[str, Any], folder: RunFolder, outcome: RunOutcome, again: str) -> int:
-    if isinstance(outcome, Failed):
-        _say(f"error: {outcome.message}", err=True)
     for line in closing_lines(summary, _short(folder.path), failed=isinstance(outcome, Failed)):
         _say(line)
     if (failure := summary["failure"]) is not None:
@@ -98,6 +96,7 @@ def _report(summary: Mapping[str, Any], folder: RunFolder, outcome: RunOutcome, 
         _say(f"killed without a last checkpoint: training after version {summary['versions']['last']} is lost")
     _say(f"to resume: {again}")
     if isinstance(outcome, Failed):
+        _say(f"error: {outcome.message}", err=True)  # last, where users look first
         return BAD_INPUT if outcome.configuration else FAILED
     return SIGNALLED + outcome.signum
 

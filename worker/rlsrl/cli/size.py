@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rlsrl.api.load import SpecError, load_file
-from rlsrl.cli.errors import UserError
+from rlsrl.cli.errors import UserError, environment_failed
 from rlsrl.cli.text import columns, width_of, wrapped
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def size(
     The estimate comes from a model of the system, from costs measured on the machine that the output names, and from
     the speed of the environment. Nothing is trained. The model tries changes one at a time.
     """
-    from rlsrl.envs.vector import EnvironmentFailed
-    from rlsrl.runtime.errors import ConfigurationError
+    from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 
     try:
         experiment = load_file(file, overrides)
@@ -77,7 +76,7 @@ def size(
     except (SpecError, ConfigurationError) as error:
         raise UserError(str(error)) from error
     except EnvironmentFailed as error:
-        raise click.ClickException(str(error)) from error
+        raise environment_failed(error) from error
 
 
 def _lines(

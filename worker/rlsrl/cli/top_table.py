@@ -11,6 +11,7 @@ from rlsrl.local.worker_report import (
     activity,
     busy,
     counted,
+    failing_environments,
     hold_ups,
     mapping,
     number,
@@ -47,7 +48,7 @@ def top_table(page: StatusPage, *, whole: bool = False) -> str:
         rows += [_worker(report) for report in listed]
         if rest := len(reports) - len(listed):
             rows.append(("", "", f"and {rest} more", *[""] * (len(HEADER) - 3)))
-    head = "\n".join([_experiment(page), *hold_ups(page)])
+    head = "\n".join([_experiment(page), *hold_ups(page), *failing_environments(page)])
     return printable(f"{head}\n\n{columns([HEADER, *rows])}")
 
 

@@ -1,9 +1,13 @@
-"""Checks the parts of Gymnasium's contract that rlsrl relies on. For users' own tests."""
+"""Checks the parts of Gymnasium's contract that rlsrl relies on.
+
+For users' own tests, and to say what is wrong with a result that an actor cannot use.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 
 import numpy as np
@@ -14,6 +18,14 @@ from rlsrl.runtime.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import gymnasium
+
+_RESET = "not (observation, info)"
+_MAX_CHARACTERS = 300
+"""Of the problems of one result."""
+
+
+class BrokenContract(Exception):
+    """A result of ``reset`` or ``step`` cannot be used. The text says why, and where the method is defined."""
 
 
 def check_environment(env: gymnasium.Env[Any, Any], *, num_steps: int = 200, seed: int = 0) -> EnvSpec:
@@ -31,12 +43,71 @@ def check_environment(env: gymnasium.Env[Any, Any], *, num_steps: int = 200, see
         ConfigurationError: the environment has problems; the text lists all of them, one per line.
     """
     spec = spec_of(env)
-    problems = dict.fromkeys(_problems(env, num_steps, seed))
-    if problems:
+    if problems := problems_of(env, num_steps=num_steps, seed=seed):
         raise ConfigurationError(
             "\n".join([f"{env} breaks Gymnasium's contract:", *(f"- {line}" for line in problems)])
         )
     return spec
+
+
+def problems_of(env: gymnasium.Env[Any, Any], *, num_steps: int, seed: int = 0) -> list[str]:
+    """Return the problems that ``check_environment`` finds, each once."""
+    return list(dict.fromkeys(_problems(env, num_steps, seed)))
+
+
+def unusable_step(env: gymnasium.Env[Any, Any], result: Any, error: Exception) -> Exception:
+    """Return ``BrokenContract`` with the problems of a result of ``step``, whose use raised ``error``.
+
+    If there is no problem, return ``error``.
+    """
+    problems = _listed(_step_problems(env, result))
+    return BrokenContract(f"{problems}{_place(env, 'step')}") if problems else error
+
+
+def unusable_observation(env: gymnasium.Env[Any, Any], observation: Any, source: str, error: Exception) -> Exception:
+    """Return ``BrokenContract`` with the problems of an observation that ``source`` returned, or ``error``."""
+    problems = _listed(_observation_problems(env.observation_space, observation, f"{source}()"))
+    return BrokenContract(f"{problems}{_place(env, source)}") if problems else error
+
+
+def first_observation(env: gymnasium.Env[Any, Any], result: Any) -> Any:
+    """Return the observation of a result of ``reset``.
+
+    Raises:
+        BrokenContract: the result has not two parts.
+    """
+    try:
+        observation, _ = result
+    except (TypeError, ValueError) as error:
+        raise BrokenContract(f"reset() returned {_described(result)}, {_RESET}{_place(env, 'reset')}") from error
+    return observation
+
+
+def _is_step(result: Any) -> bool:
+    return isinstance(result, tuple) and len(result) == 5
+
+
+def _listed(problems: Iterator[str]) -> str:
+    """Return the problems in one line; nothing if the values are too odd to look at."""
+    try:
+        return shorten("; ".join(problems), _MAX_CHARACTERS, placeholder="...")
+    except Exception:  # noqa: BLE001 - the caller has another error to report
+        return ""
+
+
+def _step_problems(env: gymnasium.Env[Any, Any], result: Any) -> Iterator[str]:
+    if not _is_step(result):
+        yield f"step() returned {_described(result)}, not (observation, reward, terminated, truncated, info)"
+        return
+    observation, reward, terminated, truncated, info = result
+    yield from _observation_problems(env.observation_space, observation, "step()")
+    yield from _scalar_problems(reward, terminated, truncated, info)
+
+
+def _place(env: gymnasium.Env[Any, Any], method: str) -> str:
+    """Return file and line of the environment's method, or nothing if it is not written in Python."""
+    code = getattr(getattr(type(env.unwrapped), method, None), "__code__", None)
+    return "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
 
 
 def _problems(env: gymnasium.Env[Any, Any], num_steps: int, seed: int) -> Iterator[str]:
@@ -53,12 +124,10 @@ def _problems(env: gymnasium.Env[Any, Any], num_steps: int, seed: int) -> Iterat
     observation = first if again is None else again
     for _ in range(num_steps):
         result: Any = env.step(random_action(env, observation))
-        if not isinstance(result, tuple) or len(result) != 5:
-            yield f"step() returned {_described(result)}, not (observation, reward, terminated, truncated, info)"
+        yield from _step_problems(env, result)
+        if not _is_step(result):
             return
-        observation, reward, terminated, truncated, info = result
-        yield from _observation_problems(env.observation_space, observation, "step()")
-        yield from _scalar_problems(reward, terminated, truncated, info)
+        observation, _, terminated, truncated, _ = result
         if terminated or truncated:
             observation = yield from _reset(env, None)
             if observation is None:
@@ -69,7 +138,7 @@ def _reset(env: gymnasium.Env[Any, Any], seed: int | None) -> Generator[str, Non
     """Reset the environment and yield problems. Return the observation, or None if ``reset`` returned none."""
     result: Any = env.reset(seed=seed)
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
-        yield f"reset() returned {_described(result)}, not (observation, info)"
+        yield f"reset() returned {_described(result)}, {_RESET}"
         return None
     yield from _observation_problems(env.observation_space, result[0], "reset()")
     return result[0]

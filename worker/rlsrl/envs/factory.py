@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from typing_extensions import override
 
 from rlsrl.data.specs import EnvSpec
+from rlsrl.envs.faults import not_made
 from rlsrl.envs.mujoco import log_mujoco_warnings
 from rlsrl.envs.spaces import spec_of
 from rlsrl.runtime.errors import ConfigurationError, did_you_mean
@@ -91,8 +92,14 @@ def environment_spec(source: EnvironmentSource) -> EnvSpec:
 
     Raises:
         ConfigurationError: as ``make_environment``, or a space is not supported.
+        EnvironmentFailed: the environment's own code raised another error.
     """
-    env = make_environment(source)
+    try:
+        env = make_environment(source)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise not_made(str(source), error) from error
     try:
         return spec_of(env)
     finally:

@@ -1,7 +1,7 @@
-"""Environment faults: an environment's step or reset gave what training cannot use, and the run goes on without it.
+"""Environment faults: an environment raised, or gave what training cannot use, and the run goes on without it.
 
 ``VectorEnv`` implementations find faults and repair slots. ``EnvironmentFaults`` counts and logs them, for all
-environments of one actor, and ends the run when nothing else comes.
+environments of one actor. It ends the run when nothing else comes, and the actor when one environment fails repeatedly.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any, Literal
 
 import numpy as np
@@ -19,14 +20,29 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from rlsrl.data.specs import Arrays, EnvSpec
-from rlsrl.runtime.errors import EnvironmentFault
+from rlsrl.envs.check import BrokenContract
+from rlsrl.runtime.budget import Spent
+from rlsrl.runtime.errors import EnvironmentFailed, EnvironmentFault
+from rlsrl.runtime.tracebacks import users_traceback
 
-FaultReason = Literal["non_finite", "vector_reset"]
-"""``non_finite``: a reward or an observation is NaN or infinite. ``vector_reset``: the environment's own step is fine,
-but it was reset together with an environment that had a fault."""
+FaultReason = Literal["non_finite", "environment_error", "vector_reset"]
+"""``non_finite``: a reward or an observation is NaN or infinite. ``environment_error``: a step or a reset raised, or
+returned what does not fit; the environment is made again. ``vector_reset``: the environment's own step is fine, but it
+was reset together with an environment that had a fault."""
 
+ERRORS = "environment_errors"
+"""The actors' statistic: how often an environment was made again, since the start of the actor."""
 REPEAT_SECONDS = 60.0
 """Time between two log events of one environment."""
+
+ERROR_BUDGET = 5
+"""Errors of one environment after which it is made again, by default. One more ends the actor."""
+ERROR_DECAY_SECONDS = 600.0
+"""Seconds in which the spent errors of an environment fall by one, continuously."""
+_ERROR_CHARACTERS = 500
+"""Of an error's line. The log has the whole text, with the traceback."""
+_ASKING_SHARE = 10
+"""An actor looks at the fleet once its own row has this part of ``max_non_finite``."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -50,6 +66,33 @@ class NonFiniteValue:
         return f"environment rank {self.rank}: {self.key} is {self.value} at {place}"
 
 
+class FleetRow:
+    """The non-finite steps and resets in a row over the environments of the whole fleet, here of one actor alone."""
+
+    def report(self, num_ended: int, length: int) -> None:
+        """Take note of this actor's own row.
+
+        Args:
+            num_ended: Rows that a finite transition of this actor has ended.
+            length: Non-finite steps and resets of this actor since then.
+        """
+
+    def length(self, own: int) -> int:
+        """Return the length of the fleet's row, as far as it is known. ``own``: that of this actor's row."""
+        return own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Errors:
+    """The errors of one environment."""
+
+    spent: Spent
+    first: str
+    """The first error that is not forgiven, in one line."""
+    traceback: str
+    """Its traceback."""
+
+
 class EnvironmentFaults:
     """The faults of one actor's environments. Any thread may use it."""
 
@@ -57,6 +100,8 @@ class EnvironmentFaults:
         self,
         *,
         max_non_finite: int | None = None,
+        fleet_row: FleetRow | None = None,
+        error_budget: int = ERROR_BUDGET,
         on_fault: Callable[[FaultReason], None] = lambda _: None,
         log: structlog.stdlib.BoundLogger = _log,
         now: Callable[[], float] = time.monotonic,
@@ -64,27 +109,44 @@ class EnvironmentFaults:
         """Count faults from 0.
 
         Args:
-            max_non_finite: How many faults without a finite transition in between end the run; None: no limit.
+            max_non_finite: How many faults without a finite transition of any environment in between end the run;
+                None: no limit.
+            fleet_row: Counts the faults of all actors; None: this actor is the only one.
+            error_budget: Errors of one environment after which it is made again.
             on_fault: Called with the reason of each fault.
             log: Gets the first fault of each environment, then at most one every ``REPEAT_SECONDS``.
             now: The time in seconds.
         """
         self.num_in_a_row = 0
-        """Non-finite steps and resets since the last finite transition of any environment."""
+        """Non-finite steps and resets since the last finite transition of any environment of this actor."""
+        self.num_faults = 0
+        """Non-finite steps and resets, and errors."""
+        self._num_rows = 0
+        """Rows that a finite transition has ended."""
         self._max_non_finite = max_non_finite
+        self._fleet_row = fleet_row or FleetRow()
+        self._error_budget = error_budget
         self._on_fault = on_fault
         self._log = log
         self._now = now
         self._lock = threading.Lock()
         self._num_dropped = 0
+        self._errors: dict[int, _Errors] = {}
+        """By the first rank of those that are made again together."""
         self._quiet_until: dict[int, float] = {}
         """By rank."""
         self._num_unlogged: dict[int, int] = {}
         """Faults since the last log event, by rank."""
 
     def finite(self) -> None:
-        """Record a finite transition."""
-        self.num_in_a_row = 0
+        """Record a finite transition. Needed only while ``num_in_a_row`` is not 0."""
+        with self._lock:
+            if not self.num_in_a_row:
+                return
+            self.num_in_a_row = 0
+            self._num_rows += 1
+            num_rows = self._num_rows
+        self._fleet_row.report(num_rows, 0)
 
     def non_finite(self, found: NonFiniteValue) -> None:
         """Record a step or a reset that gave ``found``. A step was a transition that must be dropped.
@@ -94,15 +156,57 @@ class EnvironmentFaults:
         """
         with self._lock:
             self.num_in_a_row += 1
+            self.num_faults += 1
             self._num_dropped += found.step > 0
             self._warn(found)
-            in_a_row = self.num_in_a_row
+            num_rows, in_a_row = self._num_rows, self.num_in_a_row
         self._on_fault("non_finite")
-        if in_a_row == self._max_non_finite:
+        self._fleet_row.report(num_rows, in_a_row)
+        limit = self._max_non_finite
+        if limit is None or in_a_row * _ASKING_SHARE < limit:
+            return
+        # A single fault is a row of one, whatever the others do.
+        row = in_a_row if limit == 1 else self._fleet_row.length(in_a_row)
+        if row >= limit:
             raise EnvironmentFault(
-                f"{found}; {in_a_row} steps and resets in a row of all environments of this actor were not finite "
+                f"{found}; {row} steps and resets in a row of all environments were not finite "
                 "(environment.maxNonFinite); correct the environment"
             )
+
+    def error(self, ranks: range, step: int, error: Exception) -> None:
+        """Record that environments raised ``error``, so that they are made again.
+
+        Args:
+            ranks: The rank of the environment, or the ranks of those that step in bulk.
+            step: The step of the episode, from 1; 0 for a reset or for the making.
+            error: The error, or ``BrokenContract``.
+
+        Raises:
+            EnvironmentFailed: the budget is spent: the environment is not made again.
+        """
+        told, text = f"{named(ranks)} {_told(error)}", _traceback(error)
+        with self._lock:
+            self.num_faults += 1
+            now, before = self._now(), self._errors.get(ranks.start)
+            spent = 0.0 if before is None else before.spent.amount_at(now, decay_seconds=ERROR_DECAY_SECONDS)
+            is_first = before is None or spent == 0.0
+            errors = _Errors(
+                spent=Spent(amount=spent + 1.0, at=now),
+                first=told if before is None or is_first else before.first,
+                traceback=text if before is None or is_first else before.traceback,
+            )
+            self._errors[ranks.start] = errors
+            details = {"traceback": text} if is_first and text else {}
+            self._log.warning(
+                "environment_fault", reason="environment_error", rank=ranks.start, step=step, error=told, **details
+            )
+        self._on_fault("environment_error")
+        if errors.spent.amount > self._error_budget:
+            raise EnvironmentFailed(
+                f"{errors.first}; it is not made again after error {self._error_budget + 1} "
+                f"(one is forgiven every {ERROR_DECAY_SECONDS:g} s)",
+                traceback=errors.traceback,
+            ) from error
 
     def reset_with_vector(self) -> None:
         """Record an episode that was truncated because another environment had a fault."""
@@ -129,6 +233,29 @@ class EnvironmentFaults:
             value=str(found.value),
             unlogged=self._num_unlogged.pop(rank, 0),
         )
+
+
+def not_made(name: str, error: Exception) -> EnvironmentFailed:
+    """Return the failure of the environment of that name, which raised ``error`` when it was made."""
+    return EnvironmentFailed(f"{name} cannot be made: it {_told(error)}", traceback=_traceback(error))
+
+
+def named(ranks: range) -> str:
+    """Return a text for one environment, or for several that step in bulk."""
+    if len(ranks) == 1:
+        return f"environment rank {ranks.start}"
+    return f"environment ranks {ranks.start} to {ranks[-1]}, which step in bulk,"
+
+
+def _told(error: Exception) -> str:
+    is_contract = isinstance(error, BrokenContract)
+    told = f"breaks Gymnasium's contract: {error}" if is_contract else f"raised {type(error).__name__}: {error}"
+    return shorten(told, _ERROR_CHARACTERS, placeholder="...")
+
+
+def _traceback(error: Exception) -> str:
+    """Return the traceback of the environment's own error; a broken contract has none."""
+    return "" if isinstance(error, BrokenContract) else users_traceback(error)
 
 
 def is_finite(values: NDArray[Any], zeros: NDArray[Any]) -> bool:

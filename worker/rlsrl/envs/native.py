@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from rlsrl.data.specs import Arrays
+from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_in_bulk
-from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite
+from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite, named, not_made
 from rlsrl.envs.spaces import action_batcher, observation_keys, spec_of_spaces
-from rlsrl.envs.vector import EnvironmentFailed, VectorEnv
+from rlsrl.envs.vector import VectorEnv
 from rlsrl.runtime.call_board import IDLE, IS_RESET, LANE, NUM_CALLS, CallBoard, close_entry, private_entry
 from rlsrl.runtime.errors import ConfigurationError
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _FIELD = "actors.vectorization: native"
 _OTHERS = "use loop or threads"
+_MADE_AGAIN = 0xDEC1
+"""Second word of the seed of a vector that is made again."""
 
 
 def make_native(
@@ -38,24 +41,26 @@ def make_native(
     Raises:
         ConfigurationError: the id has no vectorised form, that form has other spaces than a single environment, or its
             autoreset is not NEXT_STEP.
+        EnvironmentFailed: the environment's own code raised another error.
     """
-    single = environment_spec(source)
-    envs = make_in_bulk(source, num_envs)
-    if envs is None:
-        raise ConfigurationError(
-            f"{_FIELD}: {source} is registered without a vectorised form (vector_entry_point); {_OTHERS}"
-        )
-    try:
-        native = NativeVectorEnv(envs, seed=seed, first_rank=first_rank, faults=faults, board=board)
-        if native.spec != single:
+
+    def make() -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+        envs = make_in_bulk(source, num_envs)
+        if envs is None:
             raise ConfigurationError(
-                f"{_FIELD}: the vectorised form of {source} has the spec {native.spec}, but the policy is made for "
-                f"that of a single environment, {single}; {_OTHERS}"
+                f"{_FIELD}: {source} is registered without a vectorised form (vector_entry_point); {_OTHERS}"
             )
-        return native
-    except BaseException:
-        envs.close()
-        raise
+        return envs
+
+    single = environment_spec(source)
+    native = NativeVectorEnv(make, seed=seed, first_rank=first_rank, faults=faults, board=board)
+    if native.spec != single:
+        native.close()
+        raise ConfigurationError(
+            f"{_FIELD}: the vectorised form of {source} has the spec {native.spec}, but the policy is made for that of "
+            f"a single environment, {single}; {_OTHERS}"
+        )
+    return native
 
 
 class NativeVectorEnv(VectorEnv):
@@ -66,39 +71,46 @@ class NativeVectorEnv(VectorEnv):
     loop, unless there is only one environment.
 
     It cannot reset one of its environments. After a step that is not finite, the next step resets all of them; the
-    episodes of the others end as truncated.
+    episodes of the others end as truncated. A step that raises is no transition of any of them: all are made again.
     """
 
     def __init__(
         self,
-        envs: gymnasium.vector.VectorEnv[Any, Any, Any],
+        make: Callable[[], gymnasium.vector.VectorEnv[Any, Any, Any]],
         *,
         seed: int,
         first_rank: int = 0,
         faults: EnvironmentFaults | None = None,
         board: CallBoard | None = None,
     ) -> None:
-        """Step ``envs``, which ``close`` closes. ``seed`` seeds the first reset.
+        """Step what ``make`` returns. ``seed`` seeds the first reset.
 
         Errors name environment ranks, which begin at ``first_rank``. ``faults`` counts the environments'
         faults; None: they are logged only. ``board`` shows the calls to the call watch; None: nobody watches them.
 
         Raises:
             ConfigurationError: the autoreset is not NEXT_STEP, or a space is not supported.
+            EnvironmentFailed: ``make`` raised another error.
         """
-        from gymnasium.vector import AutoresetMode
-
-        if (mode := envs.metadata.get("autoreset_mode")) != AutoresetMode.NEXT_STEP:
-            raise ConfigurationError(
-                f"{_FIELD}: {envs} has the autoreset_mode {getattr(mode, 'value', mode)!r}; NextStep is needed; "
-                f"{_OTHERS}"
-            )
+        self._make = make
+        self._num_made_again = 0
+        self._seed = seed
+        try:
+            envs = make()
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            raise not_made(named(range(first_rank, first_rank + 1)), error) from error
+        self._envs: gymnasium.vector.VectorEnv[Any, Any, Any] | None = envs
+        """None while they are made again, and after ``close``."""
         self.num_envs = envs.num_envs
         self._calls = private_entry() if board is None else board.open_entry(first_rank, span=envs.num_envs)
-        self._envs = envs
-        self._seed = seed
-        self._first_rank = first_rank
-        self.spec = spec_of_spaces(envs.single_observation_space, envs.single_action_space)
+        self._ranks = range(first_rank, first_rank + envs.num_envs)
+        try:
+            self.spec = _checked_spec(envs)
+        except BaseException:
+            self.close()
+            raise
         self._faults = faults or EnvironmentFaults()
         self._guard = SlotGuard(self.spec, self.num_envs)
         self._resets_all = False
@@ -120,9 +132,9 @@ class NativeVectorEnv(VectorEnv):
         is_first = self._frame is None
         if is_first:
             try:
-                self._frame, _ = self._call(self._envs.reset, is_reset=True, seed=self._seed)
-            except Exception as error:
-                raise self._failure(error) from error
+                self._frame = self._reset(seed=self._seed)
+            except Exception as error:  # noqa: BLE001 - any error of the user's code
+                self._make_again(0, error)
         for name in ("reward", "episode_return", "episode_length"):
             arrays[name].fill(0)
         if not self._write_frame(arrays, 0) and is_first:
@@ -134,10 +146,12 @@ class NativeVectorEnv(VectorEnv):
         if self._resets_all:
             self._reset_all(arrays, step)
             return
+        assert self._envs is not None, "open"
         try:
             self._frame, rewards, terminated, truncated, _ = self._call(self._envs.step, self._batch(actions))
-        except Exception as error:
-            raise self._failure(error) from error
+        except Exception as error:  # noqa: BLE001 - any error of the user's code
+            self._recover(arrays, step, error)
+            return
         taken = ~self._ended
         arrays["mask"][step] = taken
         np.copyto(arrays["reward"][step], rewards, where=taken, casting="unsafe")
@@ -174,19 +188,63 @@ class NativeVectorEnv(VectorEnv):
 
     def _reset_all(self, arrays: Arrays, step: int) -> None:
         """Reset all environments: a step that is no transition of any of them."""
-        try:
-            self._frame, _ = self._call(self._envs.reset, is_reset=True)
-        except Exception as error:
-            raise self._failure(error) from error
-        self._resets_all = False
-        for values in (self._ended, self._returns, self._lengths):
-            values[:] = 0
         for name in ("mask", "terminated", "truncated"):
             arrays[name][step] = False
+        try:
+            self._frame = self._reset()
+            self._begin_episodes()
+        except Exception as error:  # noqa: BLE001 - any error of the user's code
+            self._make_again(0, error)
+        self._write_first_frame(arrays, step)
+
+    def _recover(self, arrays: Arrays, step: int, error: Exception) -> None:
+        """Make all environments again. The step that raised ``error`` becomes the reset of new episodes of all."""
+        taken = ~self._ended
+        arrays["mask"][step] = taken
+        arrays["terminated"][step] = arrays["truncated"][step] = False
         for lane in range(self.num_envs):
-            self._guard.has_frame(lane)
-        if not self._write_frame(arrays, step + 1):
-            self._check_resets(arrays, step + 1)
+            self._guard.discard(arrays, step, lane)
+        for _ in range(int(taken.sum()) - 1):  # nobody knows which of them raised: one has the error
+            self._faults.reset_with_vector()
+        self._make_again(int(self._lengths.max()) + 1 if taken.any() else 0, error)
+        self._write_first_frame(arrays, step)
+
+    def _make_again(self, step: int, error: Exception) -> None:
+        """Close the environments, of which one raised ``error`` in that step of its episode, and make others.
+
+        Raises:
+            EnvironmentFailed: they have failed more often than their budget allows.
+            ConfigurationError: the new environments have other spaces.
+        """
+        while True:
+            self._faults.error(self._ranks, step, error)
+            try:
+                self._frame = self._replace()
+            except ConfigurationError:
+                raise
+            except Exception as next_error:  # noqa: BLE001 - any error of the user's code
+                step, error = 0, next_error
+                continue
+            self._begin_episodes()
+            return
+
+    def _replace(self) -> Any:
+        """Make the environments again, and return their first observations."""
+        failed, self._envs = self._envs, None
+        if failed is not None:
+            with suppress(Exception):  # they have failed already
+                failed.close()
+        self._envs = self._make()
+        if (spec := _checked_spec(self._envs)) != self.spec:
+            raise ConfigurationError(f"{named(self._ranks)} had {self.spec}; made again, they have {spec}")
+        self._num_made_again += 1
+        rng = np.random.default_rng((self._seed, _MADE_AGAIN, self._num_made_again))
+        return self._reset(seed=int(rng.integers(2**31)))
+
+    def _reset(self, **options: Any) -> Any:
+        assert self._envs is not None, "open"
+        frame, _ = self._call(self._envs.reset, is_reset=True, **options)
+        return frame
 
     def _call(self, call: Callable[..., Any], *arguments: Any, is_reset: bool = False, **options: Any) -> Any:
         """Call the environments, and show it on the board."""
@@ -198,6 +256,18 @@ class NativeVectorEnv(VectorEnv):
         finally:
             calls[LANE] = IDLE
 
+    def _begin_episodes(self) -> None:
+        self._resets_all = False
+        for values in (self._ended, self._returns, self._lengths):
+            values[:] = 0
+        for lane in range(self.num_envs):
+            self._guard.has_frame(lane)
+
+    def _write_first_frame(self, arrays: Arrays, step: int) -> None:
+        """Write the first observations of all episodes behind ``step``."""
+        if not self._write_frame(arrays, step + 1):
+            self._check_resets(arrays, step + 1)
+
     def _check_resets(self, arrays: Arrays, frame: int) -> None:
         """Find first observations that are not finite. Then the next step resets all environments again."""
         for lane in range(self.num_envs):
@@ -207,7 +277,7 @@ class NativeVectorEnv(VectorEnv):
                 self._faults.non_finite(self._found(lane, 0, *found))
 
     def _found(self, lane: int, step: int, key: str, value: float) -> NonFiniteValue:
-        return NonFiniteValue(rank=self._first_rank + lane, step=step, key=key, value=value)
+        return NonFiniteValue(rank=self._ranks[lane], step=step, key=key, value=value)
 
     def _write_ends(self, arrays: Arrays, step: int) -> None:
         for name, so_far in (("episode_return", self._returns), ("episode_length", self._lengths)):
@@ -226,13 +296,24 @@ class NativeVectorEnv(VectorEnv):
                 finite = False
         return finite
 
-    def _failure(self, error: Exception) -> EnvironmentFailed:
-        ranks = f"{self._first_rank} to {self._first_rank + self.num_envs - 1}"
-        return EnvironmentFailed(
-            f"environment ranks {ranks}, which step in bulk, raised {type(error).__name__}: {error}"
-        )
-
     @override
     def close(self) -> None:
         close_entry(self._calls)
-        self._envs.close()
+        envs, self._envs = self._envs, None
+        if envs is not None:
+            envs.close()
+
+
+def _checked_spec(envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> EnvSpec:
+    """Return the spec of a single environment.
+
+    Raises:
+        ConfigurationError: the autoreset is not NEXT_STEP, or a space is not supported.
+    """
+    from gymnasium.vector import AutoresetMode
+
+    if (mode := envs.metadata.get("autoreset_mode")) != AutoresetMode.NEXT_STEP:
+        raise ConfigurationError(
+            f"{_FIELD}: {envs} has the autoreset_mode {getattr(mode, 'value', mode)!r}; NextStep is needed; {_OTHERS}"
+        )
+    return spec_of_spaces(envs.single_observation_space, envs.single_action_space)

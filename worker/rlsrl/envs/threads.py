@@ -58,6 +58,7 @@ class EnvironmentThreads:
 
         Raises:
             ConfigurationError: a space is not supported, or the environments have different spaces.
+            EnvironmentFailed: ``make`` raised another error.
         """
         if not seeds:
             raise ConfigurationError("a vector environment needs at least one seed")
@@ -102,7 +103,8 @@ class EnvironmentThreads:
         ``is_due`` reads ``num_done`` and ``num_done_by_first``: their changes wake this call.
 
         Raises:
-            EnvironmentFailed: an environment raised. Any other error of a thread is raised as it is.
+            EnvironmentFailed: an environment failed more often than its budget allows. Any other error of a thread is
+                raised as it is.
         """
         return self._progress.wait(is_due, timeout)
 

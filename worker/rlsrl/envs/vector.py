@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from rlsrl.data.specs import Arrays, EnvSpec
-from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite
+from rlsrl.envs.check import first_observation, unusable_observation, unusable_step
+from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite, named, not_made
 from rlsrl.envs.info_keys import EPISODE_CONTINUES
 from rlsrl.envs.spaces import action_decoder, observation_keys, spec_of
 from rlsrl.runtime.call_board import IDLE, IS_RESET, LANE, NUM_CALLS, CallBoard, close_entry, private_entry
@@ -23,14 +24,11 @@ if TYPE_CHECKING:
 
 _DECORRELATION = 0xDEC0
 """Second word of the seed that decorrelation draws from: the environment uses the same first word."""
-
+_MADE_AGAIN = 0xDEC1
+"""Second word of the seed of an environment that is made again."""
 
 EnvCall = Callable[..., Any]
-"""An environment's ``step`` or ``reset``."""
-
-
-class EnvironmentFailed(RuntimeError):
-    """An environment raised. The text names its environment rank; the cause is the environment's own error."""
+"""An environment's ``step``, ``reset`` or ``close``, or the function that makes it again."""
 
 
 class VectorEnv(Protocol):
@@ -59,10 +57,12 @@ class VectorEnv(Protocol):
 
         All of it is finite. Where an environment gives what is not, its step is no transition (``mask`` is False), the
         step before is truncated, and the frame after it is the first of a new episode (``faults.SlotGuard``). The
-        return of the episode that a fault has cut is not reported.
+        return of the episode that a fault has cut is not reported. The same holds for a step that raises or returns
+        what does not fit; such an environment is closed and made again.
 
         Raises:
-            EnvironmentFailed: an environment raised.
+            ConfigurationError: an environment that was made again has other spaces than before.
+            EnvironmentFailed: an environment failed more often than its budget allows.
             EnvironmentFault: too many values in a row are not finite.
         """
 
@@ -109,26 +109,31 @@ class LoopVectorEnv(VectorEnv):
             max_decorrelation_steps: Upper bound of the random steps that each environment takes before the first slot,
                 so that episodes of equal length do not end together. Random steps are not transitions, but they count
                 in the return and length of their episode.
-            wrap_call: Wraps each environment's ``step`` and ``reset``: takes the method and returns its substitute.
+            wrap_call: Wraps each call of an environment after its first making: takes an ``EnvCall`` and returns its
+                substitute.
             faults: Counts the environments' faults; None: they are logged only.
             board: Shows the environments' calls to the call watch; None: nobody watches them.
 
         Raises:
             ConfigurationError: a space is not supported, or the environments have different spaces.
+            EnvironmentFailed: ``make`` raised another error.
         """
         if not seeds:
             raise ConfigurationError("a vector environment needs at least one seed")
         self._calls = private_entry() if board is None else board.open_entry(first_rank)
+        self._make = make
         self._wrap_call = wrap_call
         self.num_envs = len(seeds)
         self._seeds = tuple(seeds)
         self._first_rank = first_rank
         self._max_decorrelation_steps = max_decorrelation_steps
-        self._envs: list[gymnasium.Env[Any, Any]] = []
+        self._num_made_again = 0
+        self._envs: dict[int, gymnasium.Env[Any, Any]] = {}
+        """By lane. A lane has none while its environment is made again."""
         try:
-            for _ in seeds:
-                self._envs.append(make())
-            self.spec = common_spec([spec_of(env) for env in self._envs], first_rank)
+            for lane in range(self.num_envs):
+                self._envs[lane] = self._made(lane)
+            self.spec = common_spec([spec_of(env) for env in self._envs.values()], first_rank)
         except BaseException:
             self.close()
             raise
@@ -140,7 +145,7 @@ class LoopVectorEnv(VectorEnv):
         )
         self._decode = action_decoder(self._envs[0].action_space)
         # Bound methods and plain lists: `step` touches them once per environment and step.
-        self._steps = [wrap_call(env.step) for env in self._envs]
+        self._steps = [wrap_call(env.step) for env in self._envs.values()]
         self._observations: list[Any] = []
         self._ended = [False] * len(seeds)
         self._returns = [0.0] * len(seeds)
@@ -164,18 +169,20 @@ class LoopVectorEnv(VectorEnv):
         """Take one step. It writes flags only where an episode ends: ``begin`` cleared the others."""
         rewards, decoded = arrays["reward"][step], self._decode(actions)
         observations, ended, returns, lengths = self._observations, self._ended, self._returns, self._lengths
-        calls, lane = self._calls, 0
+        calls = self._calls
         calls[NUM_CALLS] += 1
-        try:
-            for lane, (env_step, action) in enumerate(zip(self._steps, decoded, strict=True)):
-                calls[LANE] = lane
+        for lane, (env_step, action) in enumerate(zip(self._steps, decoded, strict=True)):
+            calls[LANE] = lane
+            result: Any = ...
+            try:
                 if ended[lane]:
                     ended[lane] = False
                     arrays["mask"][step, lane] = False
-                    observations[lane], _ = self._reset(lane)
+                    observations[lane] = self._reset(lane)
                     self._guard.has_frame(lane)
                     continue
-                observations[lane], reward, terminated, truncated, info = env_step(action)
+                result = env_step(action)
+                observations[lane], reward, terminated, truncated, info = result
                 rewards[lane] = reward
                 returns[lane] += float(reward)
                 lengths[lane] += 1
@@ -189,10 +196,11 @@ class LoopVectorEnv(VectorEnv):
                     arrays["episode_length"][step, lane] = lengths[lane]
                     returns[lane] = 0.0
                     lengths[lane] = 0
-        except Exception as error:
-            raise self._failure(lane, error) from error
-        finally:
-            calls[LANE] = IDLE
+            except Exception as error:  # noqa: BLE001 - any error of the user's code
+                calls[LANE] = IDLE
+                reason = error if result is ... else unusable_step(self._envs[lane], result, error)
+                self._recover(arrays, step, lane, lengths[lane] + 1, reason)
+        calls[LANE] = IDLE
         is_frame_finite = self._write_frame(arrays, step + 1)
         if not (is_frame_finite and is_finite(rewards, self._guard.reward_zeros)):
             self._repair(arrays, step)
@@ -201,19 +209,38 @@ class LoopVectorEnv(VectorEnv):
 
     def _write_frame(self, arrays: Arrays, frame: int) -> bool:
         """Write the newest observations, and return whether they are finite."""
-        lane, finite = 0, True
-        try:
-            for name, keys, zeros in self._keys:
-                row = arrays[name][frame]
-                for lane, observation in enumerate(self._observations):
-                    for key in keys:
-                        observation = observation[key]  # noqa: PLW2901 - down nested Dicts and Tuples
-                    row[lane] = observation
-                if zeros is not None and not is_finite(row, zeros):
-                    finite = False
-        except (ValueError, TypeError, LookupError) as error:
-            raise self._failure(lane, error) from error
-        return finite
+        while True:
+            lane, finite = 0, True
+            try:
+                for name, keys, zeros in self._keys:
+                    row = arrays[name][frame]
+                    for lane, observation in enumerate(self._observations):
+                        for key in keys:
+                            observation = observation[key]  # noqa: PLW2901 - down nested Dicts and Tuples
+                        row[lane] = observation
+                    if zeros is not None and not is_finite(row, zeros):
+                        finite = False
+                return finite
+            except (ValueError, TypeError, LookupError) as error:
+                source = "step" if self._lengths[lane] or self._ended[lane] else "reset"
+                reason = unusable_observation(self._envs[lane], self._observations[lane], source, error)
+                length = int(arrays["episode_length"][frame - 1, lane]) if frame else 0
+                self._recover(arrays, frame - 1, lane, length or self._lengths[lane], reason)
+
+    def _recover(self, arrays: Arrays, step: int, lane: int, length: int, error: Exception) -> None:
+        """Make an environment again. Its step becomes the reset of a new episode; the caller writes the next frame.
+
+        Args:
+            arrays: The slot.
+            step: The step of the slot in which it failed; -1 for a reset before the slot.
+            lane: Its lane.
+            length: Steps of its episode until then, the failed one included.
+            error: What it raised, or why its result cannot be used.
+        """
+        is_step = step >= 0 and bool(arrays["mask"][step, lane])
+        if step >= 0:
+            self._guard.discard(arrays, step, lane)
+        self._observations[lane] = self._make_again(lane, length if is_step else 0, error)
 
     def _repair(self, arrays: Arrays, step: int) -> None:
         """Reset the lanes whose step or reset was not finite, and write their lane of the slot again."""
@@ -228,9 +255,9 @@ class LoopVectorEnv(VectorEnv):
             guard.discard(arrays, step, lane)
             self._faults.non_finite(self._found(lane, length, key, value))
             try:
-                self._observations[lane], _ = self._reset(lane)
-            except Exception as error:
-                raise self._failure(lane, error) from error
+                self._observations[lane] = self._reset(lane)
+            except Exception as error:  # noqa: BLE001 - any error of the user's code
+                self._observations[lane] = self._make_again(lane, 0, error)
             self._ended[lane] = False
             self._returns[lane], self._lengths[lane] = 0.0, 0
         self._write_frame(arrays, step + 1)
@@ -248,53 +275,109 @@ class LoopVectorEnv(VectorEnv):
         return NonFiniteValue(rank=self._first_rank + lane, step=step, key=key, value=value)
 
     def _reset(self, lane: int, **options: Any) -> Any:
+        """Reset the environment and return its observation."""
         calls = self._calls
         calls[NUM_CALLS] += 1
         calls[IS_RESET], calls[LANE] = 1, lane
         try:
-            return self._wrap_call(self._envs[lane].reset)(**options)
+            result = self._wrap_call(self._envs[lane].reset)(**options)
         finally:
             calls[LANE], calls[IS_RESET] = IDLE, 0
+        return first_observation(self._envs[lane], result)
 
     def _start(self, lane: int, seed: int) -> Any:
         """Reset with the seed, take the decorrelation steps, and return the first observation."""
         try:
-            observation, _ = self._reset(lane, seed=seed)
+            observation = self._reset(lane, seed=seed)
             return self._decorrelated(lane, seed, observation) if self._max_decorrelation_steps else observation
+        except Exception as error:  # noqa: BLE001 - any error of the user's code
+            return self._make_again(lane, 0, error)
+
+    def _made(self, lane: int) -> gymnasium.Env[Any, Any]:
+        """Return a new environment of the lane, the first one."""
+        try:
+            return self._make()
+        except ConfigurationError:
+            raise
         except Exception as error:
-            raise self._failure(lane, error) from error
+            raise not_made(named(self._ranks(lane)), error) from error
+
+    def _make_again(self, lane: int, step: int, error: Exception) -> Any:
+        """Close the environment that raised ``error`` in that step of its episode, and make another in its place.
+
+        Return the first observation of the new one, after a reset with a seed of its own.
+
+        Raises:
+            EnvironmentFailed: the environment has failed more often than its budget allows.
+            ConfigurationError: the new environment has other spaces.
+        """
+        while True:
+            self._faults.error(self._ranks(lane), step, error)
+            try:
+                observation = self._replace(lane)
+            except ConfigurationError:
+                raise
+            except Exception as next_error:  # noqa: BLE001 - any error of the user's code
+                step, error = 0, next_error
+                continue
+            self._ended[lane] = False
+            self._returns[lane], self._lengths[lane] = 0.0, 0
+            self._guard.has_frame(lane)
+            return observation
+
+    def _replace(self, lane: int) -> Any:
+        if (failed := self._envs.pop(lane, None)) is not None:
+            with suppress(Exception):  # it has failed already
+                self._wrap_call(failed.close)()
+
+        def make() -> None:
+            self._envs[lane] = self._make()  # kept, and so closed, even if the wrapper raises after it
+
+        self._wrap_call(make)()
+        env = self._envs[lane]
+        if (spec := spec_of(env)) != self.spec:
+            raise ConfigurationError(
+                f"environment rank {self._first_rank + lane} had {self.spec}; made again, it has {spec}"
+            )
+        self._steps[lane] = self._wrap_call(env.step)
+        self._num_made_again += 1
+        rng = np.random.default_rng((self._seeds[lane], _MADE_AGAIN, self._num_made_again))
+        return self._reset(lane, seed=int(rng.integers(2**31)))
 
     def _decorrelated(self, lane: int, seed: int, observation: Any) -> Any:
         from rlsrl.envs.wrappers import random_action
 
         env, rng = self._envs[lane], np.random.default_rng((seed, _DECORRELATION))
         env.action_space.seed(int(rng.integers(2**31)))
-        calls = self._calls
         for _ in range(int(rng.integers(self._max_decorrelation_steps + 1))):
-            calls[NUM_CALLS] += 1
-            calls[LANE] = lane
-            observation, reward, terminated, truncated, info = self._steps[lane](random_action(env, observation))
-            calls[LANE] = IDLE
-            self._returns[lane] += float(reward)
+            self._calls[NUM_CALLS] += 1
+            self._calls[LANE] = lane
+            result = self._steps[lane](random_action(env, observation))
+            self._calls[LANE] = IDLE
+            try:
+                observation, reward, terminated, truncated, info = result
+                self._returns[lane] += float(reward)
+            except (TypeError, ValueError) as error:
+                reason = unusable_step(env, result, error)
+                raise reason from (None if reason is error else error)
             self._lengths[lane] += 1
             if terminated or truncated:
-                observation, _ = self._reset(lane)
+                observation = self._reset(lane)
                 if EPISODE_CONTINUES not in info:
                     self._returns[lane], self._lengths[lane] = 0.0, 0
         if not math.isfinite(self._returns[lane]):
-            observation, _ = self._reset(lane)
+            observation = self._reset(lane)
             self._returns[lane], self._lengths[lane] = 0.0, 0
         return observation
 
-    def _failure(self, lane: int, error: Exception) -> EnvironmentFailed:
-        rank = self._first_rank + lane
-        return EnvironmentFailed(f"environment rank {rank} raised {type(error).__name__}: {error}")
+    def _ranks(self, lane: int) -> range:
+        return range(self._first_rank + lane, self._first_rank + lane + 1)
 
     @override
     def close(self) -> None:
         """Close every environment, even if one fails, then raise the failure. Idempotent."""
         close_entry(self._calls)
-        envs, self._envs = self._envs, []
+        envs, self._envs = self._envs, {}
         with ExitStack() as stack:
-            for env in envs:
+            for env in envs.values():
                 stack.callback(env.close)

@@ -33,7 +33,7 @@ CHECK_SECONDS = 2.0
 """Longest time between two checks of the journal."""
 
 QUOTED_LINES = 15
-"""Number of a failed process's last lines in the message."""
+"""Number of a failed process's last lines in the message; a traceback at their end is whole."""
 
 COMPARED_LINES = 200
 """Number of a failed process's last lines by which its failures are compared."""
@@ -299,7 +299,7 @@ class LocalController:
                 reason=decision.reason,
                 configuration=code == CONFIGURATION_ERROR,
                 log=child.log,
-                lines=child.last_lines(QUOTED_LINES),
+                lines=child.end_of_output(QUOTED_LINES),
             )
         when = f"in {decision.delay_seconds:g} s" if decision.delay_seconds else "now"
         cause = _last_words(child, QUOTED_CHARACTERS) if code > 0 else ""

@@ -13,6 +13,8 @@ import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from rlsrl.runtime.tracebacks import end_of_output
+
 TAIL_BYTES = 16 * 1024
 """Bytes read from a log's end to quote its last lines."""
 
@@ -96,8 +98,15 @@ class ChildProcess:
 
     def last_lines(self, count: int) -> tuple[str, ...]:
         """Return the last lines that this process printed."""
+        return self._lines()[-count:]
+
+    def end_of_output(self, count: int) -> tuple[str, ...]:
+        """Return the last lines that this process printed, or more: a traceback at their end is whole."""
+        return end_of_output(self._lines(), count)
+
+    def _lines(self) -> tuple[str, ...]:
         with self.log.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, end - TAIL_BYTES))
             text = log.read().decode(errors="replace")
-        return tuple(line for line in text.splitlines() if line.strip())[-count:]
+        return tuple(line for line in text.splitlines() if line.strip())

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from rlsrl.api.failures import FUTILE_STARTS, signature
+from rlsrl.runtime.budget import Spent
 from rlsrl.runtime.errors import CONFIGURATION_ERROR, ENVIRONMENT_FAULT, NOT_STORED, RUN_DAMAGED
 
 FIRST_BACK_OFF_SECONDS = 0.5
@@ -72,14 +73,6 @@ class Fail:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
-    """One role's spent restarts at one time; they decay from then on."""
-
-    amount: float
-    at: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Starts:
     """One process's starts in a row that failed in the same way, without progress."""
 
@@ -121,7 +114,8 @@ class Supervisor:
         starts = count_start(self.starts.get((ended.role, ended.number), Starts()), ended)
         if starts.count >= FUTILE_STARTS:
             return Fail(reason=f"it failed in the same way after each of {starts.count} starts, without progress"), self
-        before = self._spent_at(ended.role, ended.at)
+        spent = self.spent.get(ended.role, Spent())
+        before = spent.amount_at(ended.at, decay_seconds=self.limits.decay_seconds)
         if before + 1 > self.limits.budget:
             within = f"one is given back every {self.limits.decay_seconds:g} s"
             return Fail(reason=f"all {self.limits.budget} restarts of this role are spent ({within})"), self
@@ -132,12 +126,6 @@ class Supervisor:
             spent={**self.spent, ended.role: after},
             starts={**self.starts, (ended.role, ended.number): starts},
         )
-
-    def _spent_at(self, role: str, now: float) -> float:
-        spent = self.spent.get(role)
-        if spent is None:
-            return 0.0
-        return max(0.0, spent.amount - (now - spent.at) / self.limits.decay_seconds)
 
 
 def count_start(before: Starts, ended: Exit) -> Starts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlsrl.api.role_names import ACTOR
 from rlsrl.runtime.activity import stage_of
 
 UNKNOWN = "-"
@@ -57,6 +58,13 @@ def unstored(totals: Mapping[str, Any]) -> list[str]:
         return []
     reason = totals.get("unstored_reason") or "logs: checkpoint_failed"
     return [f"NOT STORED: the newest {num_versions:.0f} versions ({reason})"]
+
+
+def failing_environments(page: Mapping[str, Any] | None) -> list[str]:
+    """Return a text if environments of the present actors have raised; else nothing."""
+    stats = [mapping(report, "stats") for report in reports_of(page, ACTOR)]
+    num_errors = sum(number(each, "environment_errors") or 0.0 for each in stats)
+    return [f"ENVIRONMENT ERRORS: {num_errors:.0f} (logs: environment_fault)"] if num_errors else []
 
 
 def hold_ups(page: Mapping[str, Any] | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""The errors that end a run: a worker that raises one is not started again."""
+"""Errors that end a worker, and the exit codes of those that no restart cures."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ class ConfigurationError(ValueError):
 
 class RunDamaged(ConfigurationError):
     """The run cannot continue with what it has stored. The text says which file, what is wrong and what to do."""
+
+
+class EnvironmentFailed(RuntimeError):
+    """An environment raised too often, or could not be made. The text names its rank; the cause is its own error."""
+
+    def __init__(self, text: str, *, traceback: str = "") -> None:
+        super().__init__(text)
+        self.traceback = traceback
+        """The traceback of the environment's first error, from its own first frame on; empty if it has no frame."""
 
 
 class EnvironmentFault(RuntimeError):

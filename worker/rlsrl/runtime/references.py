@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from rlsrl.runtime.errors import ConfigurationError, did_you_mean
+from rlsrl.runtime.tracebacks import place_of
 
 
 def load_callable(reference: str, *, where: str) -> Callable[..., Any]:
@@ -50,7 +51,8 @@ def _import(name: str, where: str) -> Any:
             "(`rlsrl run` adds the folder of the experiment's YAML)"
         ) from error
     except Exception as error:
-        raise ConfigurationError(f"{where}: importing {name!r} raised {type(error).__name__}: {error}") from error
+        raised = f"{type(error).__name__}: {error}{place_of(error)}"
+        raise ConfigurationError(f"{where}: importing {name!r} raised {raised}") from error
 
 
 def _siblings(name: str) -> Iterable[str]:

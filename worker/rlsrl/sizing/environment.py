@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlsrl.envs.factory import EnvironmentSource, make_environment
 from rlsrl.envs.spaces import spec_of
-from rlsrl.envs.vector import EnvironmentFailed
 from rlsrl.envs.wrappers import random_action
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
+from rlsrl.runtime.tracebacks import users_traceback
 from rlsrl.sizing.workload import EnvironmentSpeed
 
 if TYPE_CHECKING:
@@ -48,7 +48,9 @@ def measure_environment(source: EnvironmentSource, *, seconds: float = SECONDS) 
     except ConfigurationError:
         raise
     except Exception as error:
-        raise EnvironmentFailed(f"{source} raised {type(error).__name__}: {error}") from error
+        raise EnvironmentFailed(
+            f"{source} raised {type(error).__name__}: {error}", traceback=users_traceback(error)
+        ) from error
 
 
 def _measure(env: gymnasium.Env[Any, Any], observation: Any, seconds: float) -> EnvironmentSpeed:

@@ -42,6 +42,7 @@ from rlsrl.runtime.errors import (
     NOT_STORED,
     RUN_DAMAGED,
     ConfigurationError,
+    EnvironmentFailed,
     EnvironmentFault,
     NotStored,
     RunDamaged,
@@ -61,7 +62,8 @@ JOIN_SECONDS = 120.0
 """Seconds that a worker waits for a coordinator. Then it exits and is restarted."""
 
 RESULT_VARIABLE = "RLSRL_RESULT_FILE"
-"""Environment variable with the path for the result of a finished run: the container's termination message."""
+"""Environment variable with the path of the container's termination message: the result of a finished run, or the
+failure of an environment."""
 DONE = "done"
 """The first word of the result file."""
 MakeWorker = Callable[[WorkerContext], Worker[Any]]
@@ -91,6 +93,9 @@ def main() -> int:
     except AddressTaken as error:  # a restart helps once the address is free
         sys.stderr.write(f"rlsrl: {error}\n")
         return TEMPORARY_FAILURE
+    except EnvironmentFailed as error:
+        _report_failure(error)
+        return TEMPORARY_FAILURE if is_temporary(error) else 1
     except EnvironmentFault as error:
         sys.stderr.write(f"rlsrl: {shortened(str(error))}\n")
         return ENVIRONMENT_FAULT
@@ -103,6 +108,14 @@ def main() -> int:
         traceback.print_exc()
         return TEMPORARY_FAILURE
     return 0
+
+
+def _report_failure(error: EnvironmentFailed) -> None:
+    """Print the environment's own traceback and the error; in a pod they are the termination message, too."""
+    text = f"{error.traceback}rlsrl: {shortened(str(error))}\n"
+    sys.stderr.write(text)
+    if (path := os.environ.get(RESULT_VARIABLE)) is not None:
+        Path(path).write_bytes(text.encode(errors="replace"))  # the kubelet takes the last 4 KB, of a log 2 KB
 
 
 def _arguments() -> argparse.Namespace:

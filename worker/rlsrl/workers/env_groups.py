@@ -57,7 +57,7 @@ class EnvGroup(ABC):
         ``touch`` when every environment has taken another step, or less often.
 
         Raises:
-            EnvironmentFailed: an environment raised.
+            EnvironmentFailed: an environment failed more often than its budget allows.
         """
 
     @abstractmethod

@@ -54,8 +54,8 @@ class Environment(Model):
     looked up in a Dict observation, else in the ``info`` of each reset and step. Illegal choices have probability 0 in
     acting, training and evaluation. The mask is no input of the network."""
     max_non_finite: Count = 1000
-    """Steps and resets with a reward or an observation that is NaN or infinite, in a row over all environments of an
-    actor, that end the run. Any finite transition restarts the count. Until then such a step is dropped and counted,
+    """Steps and resets with a reward or an observation that is NaN or infinite, in a row over the environments of all
+    actors, that end the run. Any finite transition restarts the count. Until then such a step is dropped and counted,
     its episode is truncated, and its environment is reset. 1 allows none."""
     step_seconds: PositiveSeconds | None = None
     """Longest duration of one ``step``, in seconds. A step that lasts longer ends its actor or evaluator, which is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.slots import ProducerId, rollout_layout
 from rlsrl.data.specs import EnvSpec
-from rlsrl.envs.faults import EnvironmentFaults, FaultReason
+from rlsrl.envs.faults import ERRORS, EnvironmentFaults, FaultReason
 from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import VectorEnv
@@ -37,6 +38,7 @@ from rlsrl.workers.build.parameters import open_parameter_source
 from rlsrl.workers.build.samples import open_producer
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.env_groups import EnvGroup, LockstepEnvGroup, ThreadedEnvGroup
+from rlsrl.workers.fleet_row import ReportedFleetRow, status_reader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,7 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
 
     Raises:
         ConfigurationError: the environment or the user's network cannot be made, or not be used as configured.
+        EnvironmentFailed: the environment's own code raised another error when it was made.
         IndexError: all environments belong to actors of lower indices.
     """
     faults = _faults(config, context)
@@ -127,10 +130,20 @@ def _faults(config: ActorConfig, context: WorkerContext) -> EnvironmentFaults:
     reasons: tuple[FaultReason, ...] = get_args(FaultReason)
     counters = {reason: context.metrics.environment_faults.labels(reason=reason) for reason in reasons}
 
+    num_errors = itertools.count(1)
+
     def count(reason: FaultReason) -> None:
         counters[reason].inc()
+        if reason == "environment_error":
+            context.report_stats({ERRORS: float(next(num_errors))})
 
-    return EnvironmentFaults(max_non_finite=config.environment.max_non_finite, on_fault=count, log=context.log)
+    status = status_reader(config.coordinator_address, context.token, context.tls)
+    return EnvironmentFaults(
+        max_non_finite=config.environment.max_non_finite,
+        fleet_row=ReportedFleetRow(report=context.report_stats, status=status),
+        on_fault=count,
+        log=context.log,
+    )
 
 
 def _remote_groups(
