@@ -34,7 +34,7 @@ from rlsrl.workers.evaluator import EvaluatorWorker
 
 POLICY = "default"
 ENVIRONMENT = "rlsrl-tests/Graded-v0"
-NEVER_ENDS, OVERFLOWS, NUM_GRADES = 8, 9, 10
+NEVER_ENDS, OVERFLOWS, RAISES, IS_NAN, NUM_GRADES = 8, 9, 10, 11, 12
 LENGTH = 3
 """Steps of an episode; its return is the policy's grade times this."""
 PLAY_STEPS = 64
@@ -45,7 +45,12 @@ EXPORTED = ExportedActor(
     observation={"observation": ArraySpec(shape=(2,), dtype="float32")},
     layers=(
         DenseLayer(
-            name="grade", weight_offset=0, bias_offset=20, in_size=2, out_size=NUM_GRADES, activation="identity"
+            name="grade",
+            weight_offset=0,
+            bias_offset=2 * NUM_GRADES,
+            in_size=2,
+            out_size=NUM_GRADES,
+            activation="identity",
         ),
     ),
     head=CategoricalHead(num_actions=NUM_GRADES),
@@ -74,7 +79,10 @@ class GradedEnv(gymnasium.Env[Any, Any]):
         type(self).num_steps += 1
         type(self).on_step(self.num_steps)
         self._taken += 1
-        reward = 3e38 if action == OVERFLOWS else float(action)  # the return of an episode is no 32-bit float
+        if action == RAISES:
+            raise ConnectionError("no answer")
+        # The return of an episode is no 32-bit float if it overflows.
+        reward = {OVERFLOWS: 3e38, IS_NAN: float("nan")}.get(int(action), float(action))
         return np.zeros(2, np.float32), reward, self._taken >= LENGTH and action != NEVER_ENDS, False, {}
 
     def close(self) -> None:
@@ -136,7 +144,7 @@ class Bench:
     def push(self, step: int, grade: int, *, terminal: bool = False) -> Version:
         """Store a version as a trainer does."""
         vector = np.zeros(3 * NUM_GRADES, np.float32)
-        vector[20 + grade] = 1.0
+        vector[2 * NUM_GRADES + grade] = 1.0
         version = Version(1, step)
         metadata = {EXPORTED_ACTOR_KEY: EXPORTED.to_json(), NUMBER_KEY: self._number, "env_steps": 100 * step}
         self._number += 1
@@ -195,7 +203,7 @@ def evaluator_config(**changes: Any) -> EvaluatorConfig:
         "metrics_address": "127.0.0.1:0",
         "log_folder": "",
         "ledger_folder": "",
-        "environment": {"id": ENVIRONMENT},
+        "environment": {"id": ENVIRONMENT, "max_non_finite": 100},
         "network": {"mlp": {}},
         "num_evaluators": 1,
         "environments": 2,
@@ -251,6 +259,7 @@ def test_the_last_version_of_a_finished_run_is_evaluated_and_the_evaluator_ends(
     assert worker.done
     assert evaluation_of(bench.infos()["1.10"]) == {
         "episodes": 8,
+        "faults": 0,
         "return_mean": 12.0,
         "return_std": 0.0,
         "return_min": 12.0,
@@ -440,7 +449,13 @@ def test_a_damaged_last_version_does_not_keep_the_run_from_ending(bench: Bench) 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 @pytest.mark.parametrize(
-    ("grade", "reason"), [(NEVER_ENDS, "ended 0 of 4 episodes in 128 steps"), (OVERFLOWS, "the mean return is inf")]
+    ("grade", "reason"),
+    [
+        (NEVER_ENDS, "ended 0 of 4 episodes in 128 steps"),
+        (OVERFLOWS, "the mean return is inf"),
+        (RAISES, "environment rank 0 raised ConnectionError: no answer"),
+        (IS_NAN, "reward is nan at step 1 of its episode"),
+    ],
 )
 def test_a_failed_evaluation_records_its_reason_and_is_not_repeated(bench: Bench, grade: int, reason: str) -> None:
     bench.push(10, grade=grade)

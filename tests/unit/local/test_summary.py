@@ -94,7 +94,7 @@ def test_the_summary_of_an_unfinished_run_is_that_of_its_newest_version() -> Non
 
 
 def test_evaluations_are_in_summary_and_closing_lines() -> None:
-    best = {"episodes": 20, "return_mean": 481.26}
+    best = {"episodes": 20, "faults": 3, "return_mean": 481.26}
     versions = (info(4, "best", evaluation=best), info(9, evaluation={"episodes": 20, "return_mean": 400.0}))
 
     summary = summarize(replace(FACTS, versions=versions))
@@ -103,7 +103,7 @@ def test_evaluations_are_in_summary_and_closing_lines() -> None:
     assert summary["best"] == {"version": "1.4", **best}
     assert closing_lines(summary, Path("x"))[1:3] == [
         "evaluation of the last version, 1.9: mean return 400.0 over 20 episodes",
-        "evaluation of the best version, 1.4: mean return 481.3 over 20 episodes",
+        "evaluation of the best version, 1.4: mean return 481.3 over 20 episodes (3 environment faults)",
     ]
 
 

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from rlsrl.data.slots import Slot
 from rlsrl.envs.factory import EnvironmentSource, make_environment
+from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.seeds import environment_seed
 from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.parameters.protocols import Parameters
+from rlsrl.runtime.errors import EnvironmentFailed, EnvironmentFault
 from rlsrl.testing.environments import Episode, ScriptedEnv
 from rlsrl.workers.evaluation import (
     Evaluation,
@@ -70,6 +72,47 @@ def test_the_last_steps_allowed_still_count() -> None:
     assert Evaluation(LeftActor(), envs, num_steps=5, episodes_per_environment=1, max_steps=10).play().returns == (10,)
 
 
+class Faulty(ScriptedEnv):
+    """Gives NaN, or raises, in the steps of those numbers, from 1 over all episodes."""
+
+    def __init__(self, *, nan: frozenset[int] = frozenset(), raising: frozenset[int] = frozenset()) -> None:
+        super().__init__([Episode(rewards=(1.0,) * 3)])
+        self._nan, self._raising = nan, raising
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        if len(self.actions) in self._raising:
+            raise ConnectionError("no answer")
+        return (observation, np.nan if len(self.actions) in self._nan else reward, *rest)
+
+
+def evaluation_of(env: ScriptedEnv, faults: EnvironmentFaults, max_steps: int = 10_000) -> Evaluation:
+    envs = LoopVectorEnv(lambda: env, seeds=[1], faults=faults)
+    return Evaluation(LeftActor(), envs, num_steps=4, episodes_per_environment=2, max_steps=max_steps, faults=faults)
+
+
+@pytest.mark.parametrize("kind", ["nan", "raising"])
+def test_a_fault_cuts_its_episode_and_is_reported(kind: str) -> None:
+    result = evaluation_of(Faulty(**{kind: frozenset({2})}), EnvironmentFaults()).play()
+    assert result.returns == (3, 3)
+    assert (result.num_faults, result.to_json()["faults"]) == (1, 1)
+
+
+def test_an_environment_that_gives_nothing_else_ends_the_evaluation() -> None:
+    always = frozenset(range(1, 100_000))
+    with pytest.raises(EnvironmentFault, match=r"environment rank 0: reward is nan at step 1 .*; 20 steps"):
+        evaluation_of(Faulty(nan=always), EnvironmentFaults(max_non_finite=20)).play()
+    with pytest.raises(EnvironmentFailed, match="raised ConnectionError: no answer"):
+        evaluation_of(Faulty(raising=always), EnvironmentFaults()).play()
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+def test_a_mean_that_is_not_finite_is_no_result() -> None:
+    envs = scripted([Episode(rewards=(3e38,) * 2)])
+    with pytest.raises(EvaluationUnfinished, match="the mean return is inf"):
+        Evaluation(LeftActor(), envs, num_steps=4, episodes_per_environment=1, max_steps=10).play()
+
+
 def test_equal_seeds_give_equal_results_and_others_do_not() -> None:
     source = EnvironmentSource(id="CartPole-v1")
 
@@ -89,6 +132,7 @@ def test_the_summary() -> None:
     result = EvaluationResult(returns=(1.0, 3.0), lengths=(2, 5))
     assert result.to_json() == {
         "episodes": 2,
+        "faults": 0,
         "return_mean": 2.0,
         "return_std": 1.0,
         "return_min": 1.0,

@@ -87,7 +87,7 @@ def _evaluation(info: VersionInfo | None) -> dict[str, Any] | None:
 def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = False) -> list[str]:
     """Return the last lines that the user reads: the result, the folder, and three commands to try next.
 
-    After a failure no command follows: the error comes first.
+    After a failure no command follows: the error does.
     """
     return_mean = summary["return_mean"]
     returns = _no_return(summary) if return_mean is None else f"mean return {return_mean:.1f}"
@@ -155,7 +155,8 @@ def _non_finite_lines(summary: Mapping[str, Any]) -> list[str]:
 def _evaluation_text(evaluation: Mapping[str, Any]) -> str:
     if "return_mean" not in evaluation:
         return f"unfinished: {evaluation['unfinished']}"
-    return f"mean return {evaluation['return_mean']:.1f} over {evaluation['episodes']} episodes"
+    faults = f" ({cut:,} environment faults)" if (cut := evaluation.get("faults")) else ""
+    return f"mean return {evaluation['return_mean']:.1f} over {evaluation['episodes']} episodes{faults}"
 
 
 def ledger_warning(ledger: Mapping[str, Any]) -> list[str]:

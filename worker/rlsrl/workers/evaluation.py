@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlsrl.data.slots import Slot, rollout_layout
+from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.seeds import environment_seed
 from rlsrl.envs.vector import VectorEnv
 from rlsrl.policies.acting import LocalActor
@@ -23,17 +24,20 @@ _NOISE_DOMAIN = 21
 
 
 class EvaluationUnfinished(RuntimeError):
-    """An environment has not ended its episodes within the allowed steps. The text names it and how many it ended."""
+    """There is no result. The text says why: an environment has not ended its episodes within the allowed steps, with
+    its number and theirs; or the mean return is not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationResult:
-    """The returns and lengths of the episodes; at least one episode."""
+    """The finite returns and the lengths of the episodes; at least one episode."""
 
     returns: tuple[float, ...]
     """Undiscounted return of each episode, ordered by environment."""
     lengths: tuple[int, ...]
     """Steps of each episode, in the same order."""
+    num_faults: int = 0
+    """Environment faults meanwhile. The episodes that they cut do not count; others took their place."""
 
     @property
     def num_episodes(self) -> int:
@@ -66,7 +70,7 @@ class EvaluationResult:
             "length_mean": self.length_mean,
         }
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        return {"episodes": self.num_episodes, **finite}
+        return {"episodes": self.num_episodes, "faults": self.num_faults, **finite}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +124,14 @@ class Evaluation:
         num_steps: int,
         episodes_per_environment: int,
         max_steps: int,
+        faults: EnvironmentFaults | None = None,
     ) -> None:
         """Prepare the evaluation. ``step`` plays it.
 
         Args:
             actor: Has its weights, for slots of ``num_steps`` steps with one lane per environment.
             envs: Have not been stepped. The caller closes them.
+            faults: Those of the environments; None: they are not reported.
             num_steps: Steps between two checks for the end.
             episodes_per_environment: Episodes that count of each environment. Later episodes do not count.
             max_steps: Steps of each environment after which to give up, rounded up to whole slots.
@@ -135,6 +141,7 @@ class Evaluation:
         self._num_steps = num_steps
         self._wanted = episodes_per_environment
         self._max_steps = max_steps
+        self._faults = faults or EnvironmentFaults()
         layout = rollout_layout(envs.spec, num_steps=num_steps, num_lanes=envs.num_envs)
         self._slot = Slot(arrays=layout.view(bytearray(layout.nbytes)))
         self._episodes: list[list[tuple[float, int]]] = [[] for _ in range(envs.num_envs)]
@@ -144,8 +151,10 @@ class Evaluation:
         """Take one step in each environment. Return the result once all episodes have ended, else None.
 
         Raises:
-            EvaluationUnfinished: an environment has not ended its episodes within ``max_steps`` steps.
-            EnvironmentFailed: an environment raised.
+            EvaluationUnfinished: an environment has not ended its episodes within ``max_steps`` steps, or the mean
+                return is not finite.
+            EnvironmentFault: too many values in a row are not finite.
+            EnvironmentFailed: an environment failed more often than its budget allows.
         """
         step = self._steps_taken % self._num_steps
         if step == 0:
@@ -177,7 +186,12 @@ class Evaluation:
         if fewest >= self._wanted:
             counted = [episode for ended in self._episodes for episode in ended[: self._wanted]]
             returns, lengths = zip(*counted, strict=True)
-            return EvaluationResult(returns=returns, lengths=lengths)
+            result = EvaluationResult(returns=returns, lengths=lengths, num_faults=self._faults.num_faults)
+            if not math.isfinite(result.return_mean):
+                raise EvaluationUnfinished(
+                    f"the mean return is {result.return_mean}: an episode's return exceeds 32-bit floats"
+                )
+            return result
         if self._steps_taken >= self._max_steps:
             raise EvaluationUnfinished(
                 f"environment {[len(ended) for ended in self._episodes].index(fewest)} ended {fewest} of "

@@ -8,7 +8,6 @@ record and the last version is evaluated, it exits.
 from __future__ import annotations
 
 import contextlib
-import math
 import queue
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from rlsrl.envs.vector import VectorEnv
 from rlsrl.parameters.evaluations import EVALUATION_KEY, tag_best
 from rlsrl.parameters.protocols import Corrupt, ParameterDB, VersionInfo, VersionNotFound
 from rlsrl.parameters.terminal import TERMINAL_KEY
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed, EnvironmentFault
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.evaluator import EvaluationPlan, begin_evaluation, evaluator_plan
 from rlsrl.workers.build.parameters import open_parameter_store
@@ -35,7 +34,7 @@ CHECK_SECONDS = 0.5
 NOTHING = PollResult()
 
 EvaluationOutcome = Literal["stored", "unfinished", "pruned", "corrupt", "failed"]
-"""The outcome of an evaluation. stored: the result is stored with the version; unfinished: its episodes did not end;
+"""The outcome of an evaluation. stored: the result is stored with the version; unfinished: there is no result;
 pruned: the version is gone; corrupt: the version is damaged; failed: the store failed to read or to write."""
 
 
@@ -161,7 +160,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
     def _step(self, parts: EvaluatorParts, playing: _Playing) -> PollResult:
         try:
             result = playing.evaluation.step()
-        except EvaluationUnfinished as error:
+        except (EvaluationUnfinished, EnvironmentFailed, EnvironmentFault) as error:
             self._end_play(playing)
             self._store(parts, playing.info, {"unfinished": str(error)}, "unfinished")
             return PollResult(num_samples=playing.envs.num_envs, num_batches=1)
@@ -178,15 +177,15 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
 
     def _record(self, parts: EvaluatorParts, info: VersionInfo, result: EvaluationResult) -> None:
         """Record the result: on the learning curve, in metrics, and with the version if that still exists."""
-        mean = result.return_mean
-        if not math.isfinite(mean):
-            self._store(parts, info, {"unfinished": f"the mean return is {mean}"}, "unfinished")
-            return
         summary = {**result.to_json(), "greedy": parts.plan.greedy}
         self._context.join_session.record(info.version.step, _scalars(info, result))
-        self._context.metrics.evaluation_return_mean.set(mean)
+        self._context.metrics.evaluation_return_mean.set(result.return_mean)
         self._store(parts, info, summary, "stored")
-        self._statistics |= {"return_mean": mean, "return_std": result.return_std, "step": float(info.version.step)}
+        self._statistics |= {
+            "return_mean": result.return_mean,
+            "return_std": result.return_std,
+            "step": float(info.version.step),
+        }
         self._context.report_stats(self._statistics)
 
     def _store(

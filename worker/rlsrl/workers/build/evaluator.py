@@ -9,6 +9,7 @@ from typing import Any
 from rlsrl.api.resolved import EvaluatorConfig
 from rlsrl.api.spec import Environment, Network
 from rlsrl.envs.factory import make_environment
+from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import LocalActor, PolicyActor
@@ -63,11 +64,13 @@ def begin_evaluation(
 
     Raises:
         ConfigurationError: the environment or the user's network cannot be made.
+        EnvironmentFailed: the environment's own code raised another error when it was made.
         LayoutMismatch: the weights belong to another network.
     """
     source = environment_source(plan.environment)
+    faults = EnvironmentFaults(max_non_finite=plan.environment.max_non_finite)
     seeds = evaluation_seeds(plan.seed, plan.num_environments)
-    envs = LoopVectorEnv(lambda: make_environment(source), seeds=seeds, board=board)
+    envs = LoopVectorEnv(lambda: make_environment(source), seeds=seeds, faults=faults, board=board)
     try:
         actor = _local_actor(plan, exported_actor(metadata), envs)
         actor.load(parameters)
@@ -77,6 +80,7 @@ def begin_evaluation(
             num_steps=ROLLOUT_STEPS,
             episodes_per_environment=plan.episodes_per_environment,
             max_steps=plan.max_steps,
+            faults=faults,
         )
     except BaseException:
         envs.close()
