@@ -14,7 +14,7 @@ from rlsrl.api.load import SpecError, dump, load_text
 from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.role_configs import POLICY_NAME
-from rlsrl.api.role_names import COORDINATOR, TRAINER
+from rlsrl.api.role_names import ACTOR, COORDINATOR, TRAINER
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import (
     GANG_COMMAND,
@@ -25,6 +25,7 @@ from rlsrl.local.controller import (
     RunOutcome,
 )
 from rlsrl.local.display import Viewer, open_display
+from rlsrl.local.environment_check import EnvironmentCheck, is_users_own
 from rlsrl.local.folder_check import check_documents_and_pages
 from rlsrl.local.metrics_log import read_rows, training_rows
 from rlsrl.local.monitor import StatusMonitor
@@ -117,7 +118,12 @@ def run_life(
     folder.begin_life(modules=modules)
     status_file.remove()
     monitor.start(interval_seconds=min(display.interval_seconds, STATUS_INTERVAL_SECONDS))
+    variables = child_environment(os.environ, token=token, modules=modules)
+    check: EnvironmentCheck | None = None
     try:
+        if is_users_own(experiment.spec.environment) and not folder.record.attempt:
+            report = folder.logs / "environment-check.txt"
+            check = EnvironmentCheck(_config(folder, ACTOR), report, environment=variables, show=display.note)
         restarts = experiment.spec.restarts
         return LocalController(
             plans=_plans(folder, resolved),
@@ -125,13 +131,15 @@ def run_life(
             journal=folder,
             display=display,
             launch=LaunchOptions(
-                environment=child_environment(os.environ, token=token, modules=modules),
+                environment=variables,
                 logs=folder.logs,
                 command=command,
                 keep_fds=(folder.lock_fd,),
             ),
         ).run()
     finally:
+        if check is not None:
+            check.close()
         monitor.close()
         display.close()
         folder.check()
