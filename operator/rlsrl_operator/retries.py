@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from rlsrl.api.reasons import FINISHED, GANG_COMPLETE
+from rlsrl.api.reasons import DURABLE, FINISHED, GANG_COMPLETE, ROLLED_BACK
 from rlsrl.api.retry import FRESH_ANNOTATION, RETRY_ANNOTATION
-from rlsrl.api.status import ExperimentStatus
+from rlsrl.api.status import Condition, ExperimentStatus
 from rlsrl_operator import status as statuses
 from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.types import Manifest
@@ -69,12 +69,17 @@ def begin_retry(status: ExperimentStatus, retry: Retry, context: ExperimentConte
             "last_failure_at": None,
             "last_failure": None,
             "finished_at": None,
-            "training": None if retry.is_fresh else status.training,
+            **({"training": None, "conditions": _of_any_run(status)} if retry.is_fresh else {}),
         }
     )
     generation = context.generation
     begun = statuses.with_condition(begun, FINISHED, "False", "Retried", message, generation=generation, now=now)
     return statuses.with_condition(begun, GANG_COMPLETE, "False", "Starting", message, generation=generation, now=now)
+
+
+def _of_any_run(status: ExperimentStatus) -> tuple[Condition, ...]:
+    """Return the conditions that are not about the versions of one run."""
+    return tuple(each for each in status.conditions if each.type not in (DURABLE, ROLLED_BACK))
 
 
 def _place(context: ExperimentContext) -> str:

@@ -13,6 +13,7 @@ from rlsrl.api.reasons import (
     GANG_COMPLETE,
     PROGRESSING,
     READY,
+    ROLLED_BACK,
     AcceptedReason,
     ConditionType,
     PodReason,
@@ -113,14 +114,18 @@ def failures(status: ExperimentStatus, *, decay_seconds: float, now: datetime) -
 def with_numbers(
     status: ExperimentStatus, page: Mapping[str, Any], *, generation: int, now: datetime
 ) -> ExperimentStatus:
-    """Return the status with the run's numbers from the coordinator's ``/status``, and with the conditions Progressing
-    and Durable if the page says whether steps are taken and versions are stored.
+    """Return the status with the run's numbers from the coordinator's ``/status``, and with the conditions that follow
+    from the page: Progressing and Durable if it says whether steps are taken and versions are stored, RolledBack if
+    training resumed from an older version than the newest.
     """
     totals = page.get("totals")
     totals = totals if isinstance(totals, dict) else {}
     status = status.model_copy(update={"training": training(totals, now)})
     if "stall" in page:
         status = with_condition(status, PROGRESSING, *_progress(page), generation=generation, now=now)
+    rollback = totals.get("rollback")
+    if isinstance(rollback, str) and rollback:
+        status = with_condition(status, ROLLED_BACK, "True", "OlderVersion", rollback, generation=generation, now=now)
     unstored = _number(totals, "unstored_versions")
     if unstored is None:
         return status

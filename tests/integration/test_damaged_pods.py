@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from rlsrl.api.placement import COORDINATOR_PORT
 from rlsrl.cli import main
+from rlsrl.parameters.resumption import Rollback
 from rlsrl.runtime.errors import RUN_DAMAGED
 from rlsrl.testing.cluster_objects import experiment, labels
 from rlsrl.testing.kubectl_standin import KubectlStandIn
@@ -161,6 +162,8 @@ def test_trainers_that_resume_from_an_older_version_say_which_and_why(pods: Pods
     (event,) = lines
     assert newest.name in event["reason"]
     assert event["lost_steps"] > 0
+    said = str(Rollback(**{name: event[name] for name in ("attempt", "version", "newest", "reason", "lost_steps")}))
+    until(lambda: pods.status()["totals"]["rollback"] == said, "the coordinator's status says so")
 
 
 def test_params_marks_damaged_versions_of_a_cluster(

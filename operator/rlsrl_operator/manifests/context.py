@@ -10,6 +10,7 @@ from rlsrl.api.live import name_of
 from rlsrl.api.placement import cluster_placement
 from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL, UID_LABEL
 from rlsrl.api.resolve import ResolvedExperiment, resolve
+from rlsrl.api.retry import run_uid_of
 from rlsrl.api.role_names import COORDINATOR
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl_operator.manifests.kueue import QUEUE_LABEL, queue_labels
@@ -74,8 +75,8 @@ class ExperimentContext:
 
     @property
     def run_uid(self) -> str:
-        """The identity of the run. It names the run's folder or bucket prefix: a fresh attempt gets a new one."""
-        return self.uid if self.fresh_attempt is None else f"{self.uid}-{self.fresh_attempt}"
+        """The identity of the experiment's present run."""
+        return run_uid_of(self.uid, self.fresh_attempt)
 
     def name_of(self, part: str) -> str:
         """Return the name of an object of the experiment."""

@@ -160,6 +160,14 @@ def test_status_says_that_an_experiment_is_tried_again(cluster: KubectlStandIn) 
     assert called("why", "cartpole").exit_code == 0
 
 
+def test_why_and_status_tell_of_a_rollback(cluster: KubectlStandIn) -> None:
+    lost = "attempt 2 resumed from version 1.1, since version 1.2 cannot be used (it is cut): training steps lost: 1"
+    cluster.show(experiment("Running", READY, condition("RolledBack", "OlderVersion", lost), attempt=2), TRAINER)
+    result = called("why", "cartpole")
+    assert (result.exit_code, result.output.splitlines()[1:]) == (0, [lost])
+    assert lost in called("status", "cartpole").output
+
+
 def claim(name: str, **labels: str) -> dict[str, Any]:
     return {
         "kind": "PersistentVolumeClaim",

@@ -19,6 +19,7 @@ from rlsrl.api.reasons import (
     GangReason,
     ProgressReason,
     ReadyReason,
+    RollbackReason,
     explain,
 )
 from rlsrl.api.status import Phase
@@ -27,7 +28,15 @@ REPOSITORY = Path(__file__).parents[3]
 PAGE = (REPOSITORY / "docs" / "kubernetes" / "operations.md").read_text(encoding="utf-8")
 SOURCES = {path: path.read_text(encoding="utf-8") for path in (REPOSITORY / "operator").rglob("*.py")}
 ASPECTS: tuple[ConditionType, ...] = get_args(ConditionType)
-OF_EACH = (AcceptedReason, ReadyReason, GangReason, ProgressReason, DurableReason, FinishedReason)
+OF_EACH = (
+    AcceptedReason,
+    ReadyReason,
+    GangReason,
+    ProgressReason,
+    DurableReason,
+    RollbackReason,
+    FinishedReason,
+)
 """The reasons of each condition, in the same order."""
 
 

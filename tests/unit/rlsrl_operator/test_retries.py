@@ -9,14 +9,14 @@ import pytest
 from operator_world import POD_KINDS, Silent, World
 
 from rlsrl.api.pods import ROLE_LABEL
-from rlsrl.api.reasons import FINISHED, GANG_COMPLETE
+from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, ROLLED_BACK
 from rlsrl.api.retry import FRESH_ANNOTATION, RETRY_ANNOTATION
 from rlsrl.api.role_names import COORDINATOR
 from rlsrl_operator.gang import attempt_of
 from rlsrl_operator.manifests.context import DATA_FOLDER
 from rlsrl_operator.reconcile import Reconciler
 from rlsrl_operator.settings import Images
-from rlsrl_operator.status import condition, read
+from rlsrl_operator.status import condition, read, with_condition, write
 from rlsrl_operator.testing import SETTINGS
 
 NO_RETRY = 2
@@ -156,6 +156,18 @@ def test_a_fresh_retry_gets_a_new_folder_and_says_where_the_old_one_is(failed: W
     ask(failed, RETRY_ANNOTATION, 2)
     failed.settle()
     assert coordinator_config(failed)["run_uid"] == f"{uid}-2", "a later retry continues the fresh run"
+
+
+@pytest.mark.parametrize("annotation", [RETRY_ANNOTATION, FRESH_ANNOTATION])
+def test_a_fresh_run_has_lost_no_version(failed: World, annotation: str) -> None:
+    status = with_condition(
+        read(failed.document), ROLLED_BACK, "True", "OlderVersion", "lost", generation=1, now=failed.now
+    )
+    failed.server.change(failed.document, {"status": write(status)})
+    ask(failed, annotation, 1)
+    failed.settle()
+    kept = condition(read(failed.document), ROLLED_BACK)
+    assert (kept is None) == (annotation == FRESH_ANNOTATION)
 
 
 def test_a_fresh_retry_gets_a_new_prefix_in_a_bucket() -> None:

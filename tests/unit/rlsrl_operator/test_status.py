@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from rlsrl.api.reasons import ACCEPTED, DURABLE, FINISHED, GANG_COMPLETE, PROGRESSING, READY, is_trouble
+from rlsrl.api.reasons import ACCEPTED, DURABLE, FINISHED, GANG_COMPLETE, PROGRESSING, READY, ROLLED_BACK, is_trouble
 from rlsrl.api.status import Condition, ExperimentStatus, LastFailure, Phase, RoleStatus, Training
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import ExperimentContext, Manifest
@@ -207,6 +207,20 @@ def test_the_message_says_why_versions_are_not_stored(reason: object, told: str)
     said = condition(with_numbers(ExperimentStatus(), {"totals": totals}, generation=1, now=NOW), "Durable")
     assert said is not None
     assert said.message == f"the last 2 scheduled versions could not be stored: {told}"
+
+
+LOST = "attempt 3 resumed from version 2.100, since version 2.200 cannot be used (it is cut): training steps lost: 100"
+
+
+def test_a_rollback_is_reported_until_another_run_begins() -> None:
+    status = with_numbers(ExperimentStatus(), {"totals": {"rollback": LOST}}, generation=1, now=NOW)
+    for silent in ({}, {"rollback": ""}, {"rollback": None}, {"rollback": 7}):
+        status = with_numbers(status, {"totals": silent}, generation=1, now=later(60))
+        said = condition(status, ROLLED_BACK)
+        assert said is not None
+        assert (said.status, said.reason, said.message) == ("True", "OlderVersion", LOST)
+        unharmed = with_numbers(ExperimentStatus(), {"totals": silent}, generation=1, now=NOW)
+        assert condition(unharmed, ROLLED_BACK) is None
 
 
 def test_numbers_change_nothing_else() -> None:

@@ -79,7 +79,12 @@ def test_the_totals_are_those_of_rank_0() -> None:
     }
     members = [member("trainer", 1, stats={"env_steps": 7.0}), member("trainer", stats=stats, version=Version(1, 3))]
     document = build_status(EXPERIMENT, members, NO_PAGES, now=0.0, env_steps_per_second=50.0)
-    assert document["totals"] == stats | {"version": "1.3", "env_steps_per_second": 50.0, "unstored_reason": None}
+    assert document["totals"] == stats | {
+        "version": "1.3",
+        "env_steps_per_second": 50.0,
+        "unstored_reason": None,
+        "rollback": None,
+    }
 
 
 def test_a_text_of_rank_0_says_why_versions_are_not_stored() -> None:

@@ -13,13 +13,14 @@ from typing import Final, Literal, NewType
 
 from rlsrl.api.status import Phase
 
-ConditionType = Literal["Accepted", "Ready", "GangComplete", "Progressing", "Durable", "Finished"]
+ConditionType = Literal["Accepted", "Ready", "GangComplete", "Progressing", "Durable", "RolledBack", "Finished"]
 """The types of conditions."""
 ACCEPTED: Final = "Accepted"
 READY: Final = "Ready"
 GANG_COMPLETE: Final = "GangComplete"
 PROGRESSING: Final = "Progressing"
 DURABLE: Final = "Durable"
+ROLLED_BACK: Final = "RolledBack"
 FINISHED: Final = "Finished"
 
 AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict", "ObjectRefused"]
@@ -37,10 +38,11 @@ FinishedReason = Literal[EndReason, "Retried"]
 GangReason = Literal["Starting", "Complete", "Restarting", "Suspended", "Finished"]
 ProgressReason = Literal["Progressing", "LongCall", "Stalled", "Paused", "Starting", "Queued", "Suspended", "Finished"]
 DurableReason = Literal["Stored", "NotStored"]
+RollbackReason = Literal["OlderVersion"]
 ReadyReason = Literal[
     "Ready", "Starting", "FailedCreate", "Waiting", "Unschedulable", "Queued", "Suspended", "Finished"
 ]
-Reason = AcceptedReason | DurableReason | FinishedReason | GangReason | ProgressReason | ReadyReason
+Reason = AcceptedReason | DurableReason | FinishedReason | GangReason | ProgressReason | ReadyReason | RollbackReason
 """Reasons that the operator gives."""
 PodReason = NewType("PodReason", str)
 """Kubernetes' reason of a pod's state, reported under ``Ready``, for example ``ImagePullBackOff``."""
@@ -226,6 +228,15 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "Free space on the volume or enlarge its claim, or allow writes to the bucket. The newest version is then "
             "stored within ten seconds.",
             "False",
+        ),
+    },
+    ROLLED_BACK: {
+        "OlderVersion": Judgement(
+            "The newest version was damaged or incomplete, so training resumed from an older one. The message names "
+            "both, what is wrong with the newest, and the training steps that were lost. Training repeats them.",
+            "Find what damaged the version: the volume, or whoever writes into the bucket. "
+            "`kubectl rlsrl params list NAME` marks all damaged versions.",
+            "True",
         ),
     },
     FINISHED: {

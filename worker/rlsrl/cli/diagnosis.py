@@ -17,6 +17,7 @@ from rlsrl.api.reasons import (
     FINISHED,
     PROGRESSING,
     REASONS,
+    ROLLED_BACK,
     STALE,
     UNSEEN,
     Explanation,
@@ -99,6 +100,11 @@ def past_restarts(objects: Sequence[Object]) -> list[str]:
     return lines
 
 
+def past_rollback(status: ExperimentStatus) -> str | None:
+    """Return which version training resumed from last, why not from the newest, and what it lost; None for nothing."""
+    return next((each.message for each in status.conditions if each.type == ROLLED_BACK), None)
+
+
 def _explained_once(findings: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
     """Explain a condition, but not again each of its pods with the same cure."""
     explained: set[Explanation] = set()
@@ -110,6 +116,8 @@ def _explained_once(findings: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
 def _conditions(status: ExperimentStatus) -> Iterator[Diagnosis]:
     order = list(REASONS)
     for each in sorted(status.conditions, key=lambda condition: [*order, condition.type].index(condition.type)):
+        if each.type == ROLLED_BACK:
+            continue  # It is over, and training goes on: ``past_rollback`` tells it.
         is_wait = each.reason in ("Starting", "Queued") and each.type != PROGRESSING  # Ready says the same
         if is_trouble(each.reason) or is_wait:
             yield Diagnosis(

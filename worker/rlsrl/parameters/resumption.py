@@ -10,6 +10,8 @@ from rlsrl.parameters.protocols import ResumePoint
 
 BEGIN_ANEW = "`rlsrl run --fresh`, or `kubectl rlsrl retry --fresh NAME`, begins a new run and keeps the old files"
 """The last cure of a run that cannot resume."""
+ROLLBACK = "rollback"
+"""The text in the coordinator's status with which trainers report a ``Rollback``."""
 
 
 @dataclass(frozen=True, kw_only=True)

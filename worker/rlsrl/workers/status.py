@@ -21,7 +21,7 @@ STALE_HEARTBEATS = 3
 """A worker counts as stale after this many heartbeat intervals of silence. Its lease expires later."""
 TOTALS = ("env_steps", "train_steps", "return_mean", "policy_lag", "unstored_versions")
 """Statistics of trainer rank 0 that the document shows for the whole experiment."""
-TEXTS = ("unstored_reason",)
+TEXTS = ("unstored_reason", "rollback")
 """Texts of trainer rank 0 that the document shows for the whole experiment."""
 
 

@@ -19,7 +19,7 @@ from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import environment_spec
 from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
-from rlsrl.parameters.resumption import Rollback, nothing_to_resume, rollback_of
+from rlsrl.parameters.resumption import ROLLBACK, Rollback, nothing_to_resume, rollback_of
 from rlsrl.policies.export import check_export
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError, RunDamaged
@@ -285,6 +285,7 @@ def _agreed_state(config: TrainerConfig, context: WorkerContext, db: ParameterDB
         )
         if rollback is not None:
             context.log.warning("rolled_back", **asdict(rollback))
+            context.report_text(ROLLBACK, str(rollback))
     version = gang.agree({"resume": None if found is None else str(found.version)})[0]["resume"]
     if gang.rank == 0 or version is None:
         return found
