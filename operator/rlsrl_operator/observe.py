@@ -113,6 +113,7 @@ class ExperimentMemory:
     queue_refused_since: datetime | None = None
     """When Kueue refused the trainers first; None if it did not refuse them in the last pass."""
     page_read_at: datetime | None = None
+    page_returned_at: datetime | None = None
 
 
 class Observer:
@@ -260,16 +261,32 @@ class Observer:
         return None
 
     async def coordinator_page(
-        self, context: ExperimentContext, memory: ExperimentMemory, now: datetime
+        self, context: ExperimentContext, memory: ExperimentMemory, status: ExperimentStatus, now: datetime
     ) -> Mapping[str, Any] | None:
-        """Return the coordinator's ``/status``, or None if the last one is not ``status_seconds`` old."""
-        last = memory.page_read_at
-        if last is not None and (now - last).total_seconds() < self._settings.status_seconds:
+        """Return the coordinator's ``/status``, or None if the last one is not ``status_seconds`` old.
+
+        The first page with numbers comes sooner. Pages without them are not returned more often than others.
+        """
+        seconds = self._settings.status_seconds
+        awaits = statuses.awaits_numbers(status, now)
+        if not _is_due(memory.page_read_at, min(seconds, statuses.FIRST_NUMBERS_SECONDS) if awaits else seconds, now):
             return None
         memory.page_read_at = now
-        return await self._coordinator_status.fetch(
-            f"{context.name_of(COORDINATOR)}.{context.namespace}.svc", memory.token
+        host = f"{context.name_of(COORDINATOR)}.{context.namespace}.svc"
+        page = await self._coordinator_status.fetch(host, memory.token)
+        if page is None:
+            return None
+        is_first = awaits and not statuses.awaits_numbers(
+            statuses.with_numbers(status, page, generation=context.generation, now=now), now
         )
+        if not is_first and not _is_due(memory.page_returned_at, seconds, now):
+            return None
+        memory.page_returned_at = now
+        return page
+
+
+def _is_due(last: datetime | None, seconds: float, now: datetime) -> bool:
+    return last is None or (now - last).total_seconds() >= seconds
 
 
 def _problem(context: ExperimentContext, found: Manifest) -> RevisionProblem:

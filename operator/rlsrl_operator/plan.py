@@ -187,6 +187,9 @@ def _accepted(run: _Run) -> Plan:
         refused_edits=refused(run.revision.experiment, run.written.experiment),
         disallowed=disallowed(run.written.experiment, run.written.settings) if is_edit_refused else (),
     )
+    if (claim := volume_claim(run.running)) is not None and (child := observed.children.get(key_of(claim))) is not None:
+        name = claim["metadata"]["name"]
+        status = statuses.with_claim(status, name, child.found, generation=run.running.generation, now=now)
     rolled_out = is_rolled_out(status, run.templates, observed.pods)
     coordinators = [pod for pod in observed.pods if pod["metadata"]["labels"][ROLE_LABEL] == COORDINATOR]
     is_training = status.phase == "Running" and any(map(is_ready, coordinators))
@@ -199,7 +202,7 @@ def _accepted(run: _Run) -> Plan:
         training=run.running if is_training else None,
         is_steady=rolled_out and status.phase not in TERMINAL,
         blocker=blocker,
-        requeue_after=_seconds_to_next_pass(run, status) if blocker is None or is_training else TROUBLE_SECONDS,
+        requeue_after=_seconds_to_next_pass(run, status) if blocker is None else TROUBLE_SECONDS,
     )
 
 
@@ -242,6 +245,8 @@ def _seconds_to_next_pass(run: _Run, status: ExperimentStatus) -> float | None:
     A finished experiment gets passes as long as pods may need to be deleted by force, which no watch reports.
     """
     seconds = run.written.settings.status_seconds
+    if statuses.awaits_numbers(status, run.now):
+        return min(seconds, statuses.FIRST_NUMBERS_SECONDS)
     if status.phase not in TERMINAL:
         return seconds if run.observed.queue_refusal is None else min(seconds, QUEUE_SECONDS)
     time_left = _time_left(status, run.written, run.now)

@@ -148,9 +148,8 @@ class Reconciler:
         if decided.status is not None:
             await self._report(key, entry, decided.status, decided.training, done, now)
         entry.num_conflicts = 0
-        trains_while_blocked = decided.blocker is not None and decided.training is not None
-        if (decided.is_steady or trains_while_blocked) and entry.num_reports == num_reports:
-            until = now + timedelta(seconds=STEADY_SECONDS if decided.is_steady else TROUBLE_SECONDS)
+        if decided.is_steady and entry.num_reports == num_reports:
+            until = now + timedelta(seconds=STEADY_SECONDS)
             entry.steady = SteadyState(document=done.document, training=decided.training, until=until)
         return decided.requeue_after
 
@@ -170,7 +169,9 @@ class Reconciler:
         await self._report(key, entry, statuses.read(steady.document), steady.training, done, now)
         if entry.num_reports == num_reports:
             entry.steady = replace(steady, document=done.document)
-        return self._settings.status_seconds
+        seconds = self._settings.status_seconds
+        awaits = statuses.awaits_numbers(statuses.read(done.document), now)
+        return min(seconds, statuses.FIRST_NUMBERS_SECONDS) if awaits else seconds
 
     async def _report(
         self,
@@ -185,7 +186,7 @@ class Reconciler:
         does not answer delays none.
         """
         if training is not None:
-            page = await self._observer.coordinator_page(training, entry.memory, now)
+            page = await self._observer.coordinator_page(training, entry.memory, status, now)
             if page is not None:
                 generation = done.document["metadata"]["generation"]
                 status = statuses.with_numbers(status, page, generation=generation, now=now)

@@ -15,7 +15,8 @@ from rlsrl.api.model import INTEGRAL, Model
 from rlsrl.api.roles import ROLES
 
 SettingText = Annotated[str, Field(min_length=1, max_length=512)]
-RoleName = Annotated[str, Field(pattern=f"^({'|'.join(['default', *(role.name for role in ROLES)])})$")]
+RoleName = Annotated[str, Field(pattern=f"^({'|'.join(role.name for role in ROLES)})$")]
+RoleOrDefault = Annotated[str, Field(pattern=f"^({'|'.join(['default', *(role.name for role in ROLES)])})$")]
 Free = dict[str, JsonValue]
 """A part of a Kubernetes object, passed on unchanged."""
 Identity = Literal["runAsUser", "runAsGroup", "fsGroup"]
@@ -97,7 +98,9 @@ class OperatorSettings(Model):
     """Seconds between two updates of a run's numbers."""
     images: Images
     """The images of the pods."""
-    roles: dict[RoleName, PodDefaults] = Field(default_factory=dict)
+    resources: dict[RoleName, Free] = Field(default_factory=dict)
+    """By role: requests and limits of its pods, of a trainer's pod for each rank. ``roles`` takes precedence."""
+    roles: dict[RoleOrDefault, PodDefaults] = Field(default_factory=dict)
     """By role; ``default`` applies to roles without an entry."""
     pod_templates: Literal["restricted", "any"] = "restricted"
     """The fields allowed in an experiment's ``podTemplate``: those without access to the node, the API server or other

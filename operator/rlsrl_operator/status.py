@@ -14,6 +14,7 @@ from rlsrl.api.reasons import (
     PROGRESSING,
     READY,
     ROLLED_BACK,
+    VOLUME_INTACT,
     AcceptedReason,
     ConditionType,
     PodReason,
@@ -34,6 +35,10 @@ from rlsrl_operator.roles import is_queued, roles_of
 
 TERMINAL: tuple[Phase, ...] = ("Succeeded", "Failed")
 _PODLESS_PHASES: tuple[Phase, ...] = (*TERMINAL, "Suspended")
+FIRST_NUMBERS_SECONDS = 2.0
+"""Seconds between two looks for a run's first numbers: a short run may be over before the first status period."""
+_FIRST_SECONDS = 20.0
+"""How long after the trainers became ready the operator looks so often."""
 _MESSAGE_LENGTH = 1024
 _MAX_NUMBER = 1e15
 """Larger numbers do not fit the schema of the status."""
@@ -164,6 +169,36 @@ def _at_rest(status: ExperimentStatus, *, generation: int, now: datetime) -> Exp
         return status
     still = status.training.model_copy(update={"env_steps_per_second": 0})
     return status.model_copy(update={"training": still})
+
+
+def with_claim(
+    status: ExperimentStatus, name: str, claim: Manifest | None, *, generation: int, now: datetime
+) -> ExperimentStatus:
+    """Return the status with the condition VolumeIntact, if the experiment's volume claim is or was being deleted.
+
+    ``claim`` is the claim with that name, or None if this pass creates it. Before the run has numbers, nothing is lost.
+    """
+    before = condition(status, VOLUME_INTACT)
+    since = None if claim is None else claim["metadata"].get("deletionTimestamp")
+    if since is not None:
+        message = f"PersistentVolumeClaim {name} is being deleted since {since}: its volume ends with the coordinator"
+        return with_condition(status, VOLUME_INTACT, "False", "ClaimDeleting", message, generation=generation, now=now)
+    is_lost = claim is None or (before is not None and before.reason == "ClaimDeleting")
+    if not is_lost or status.training is None:
+        return status
+    lost = f"version {status.training.version} after {status.training.train_steps} training steps, and all before"
+    message = f"PersistentVolumeClaim {name} was deleted with what it held at {stamp(now)}: {lost}"
+    return with_condition(status, VOLUME_INTACT, "False", "ClaimReplaced", message, generation=generation, now=now)
+
+
+def awaits_numbers(status: ExperimentStatus, now: datetime) -> bool:
+    """Return whether the run's first numbers are due: its trainers became ready a moment ago."""
+    complete = condition(status, GANG_COMPLETE)
+    if status.phase != "Running" or complete is None or complete.status != "True":
+        return False
+    if status.training is not None and status.training.env_steps and status.training.env_steps_per_second:
+        return False
+    return now < parse_time(complete.last_transition_time) + timedelta(seconds=_FIRST_SECONDS)
 
 
 def events(document: Manifest, before: ExperimentStatus, after: ExperimentStatus, now: datetime) -> Iterator[Manifest]:
@@ -375,6 +410,10 @@ def _blocking(pod: Manifest, attempt: int) -> tuple[ReadyReason | PodReason, str
             lines = (ended[0].get("message") or "").strip().splitlines() if ended else []
             text = lines[-1] if lines else waiting.get("message", "")
             return _reason_of(waiting, "Waiting"), f"{name}, since {since}: {text}"
+    if failed := [each for each in terminations(pod) if each.get("exitCode")]:
+        lines = (failed[0].get("message") or "").strip().splitlines()
+        end = f"{failed[0].get('reason') or 'Error'}, exit code {failed[0]['exitCode']}"
+        return "Restarting", f"{name} ended: {end}{f': {lines[-1]}' if lines else ''}"
     return "Starting", f"{name} has been starting since {since}"
 
 

@@ -54,6 +54,7 @@ DEFAULT_SETTINGS: Object = {
         "learner": f"rlsrl/worker:{VERSION}-learner",
         "pullPolicy": "IfNotPresent",
     },
+    "resources": yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["resources"],
     "roles": {"default": {}},
     "networkPolicies": {
         "enabled": True,

@@ -48,8 +48,10 @@ def quota(kueue: None, where: Namespace) -> Iterator[str]:
     """Create a ClusterQueue with room for one gang, and its LocalQueue."""
     assert kueue is None
     name = where.name
-    flavor = {"name": name, "resources": [{"name": "pods", "nominalQuota": NUM_TRAINERS + 1}]}
-    groups = [{"coveredResources": ["pods"], "flavors": [flavor]}]
+    # The trainers request cpu and memory, too.
+    amounts = {"pods": NUM_TRAINERS + 1, "cpu": 100, "memory": "100Gi"}
+    flavor = {"name": name, "resources": [{"name": what, "nominalQuota": most} for what, most in amounts.items()]}
+    groups = [{"coveredResources": [*amounts], "flavors": [flavor]}]
     where.apply(
         queue_object("ResourceFlavor", name),
         queue_object("ClusterQueue", name, {"namespaceSelector": {}, "resourceGroups": groups}),

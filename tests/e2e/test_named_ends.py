@@ -216,6 +216,20 @@ def test_a_container_that_is_out_of_memory(
         reach_the_goal(experiment)
 
 
+def test_a_network_that_is_too_large_for_its_memory(where: Namespace, system: Namespace, recovered: Recovered) -> None:
+    """Its weights alone, a gigabyte, are over the limit."""
+    with release(system, CHART, "resources.trainer.limits.memory=1Gi"):
+        large = {"network": {"mlp": {"hiddenSizes": [16_000, 16_000]}}}
+        began = time.monotonic()
+        experiment = apply(where, policy=large, trainers={"replicas": 1}, restarts={"budget": 0})
+        experiment.await_phase("Failed")
+        recovered("a network over the memory limit", time.monotonic() - began, "Failed: OOMKilled")
+        assert "OOMKilled" in experiment.condition("Finished")["message"]
+        words = ["kubectl", "rlsrl", "why", NAME, "--namespace", where.name]
+        why = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False).stdout
+        assert "cure: Raise the memory limit" in why
+
+
 def test_the_api_server_is_away_for_a_minute(where: Namespace, recovered: Recovered) -> None:
     experiment = begin(where)
     before = experiment.env_steps()

@@ -116,3 +116,12 @@ def test_a_worker_paused_during_its_construction_waits_for_the_start_command(wor
     until(lambda: workers.state("buffer") == "running", "it goes on")
     buffer.send_signal(signal.SIGTERM)
     assert buffer.wait(DEADLINE_SECONDS) == 0
+
+
+def test_sigterm_ends_a_worker_during_its_construction_at_once(workers: Workers) -> None:
+    """Its construction may wait for others that never come, such as the ranks of a deleted gang."""
+    workers.start("coordinator", workers.told.coordinator)
+    buffer = workers.start("buffer", workers.told.configs["buffer"])
+    until(lambda: workers.state("buffer") == "configuring", "a buffer worker that makes its environment")
+    buffer.send_signal(signal.SIGTERM)
+    assert buffer.wait(DEADLINE_SECONDS) == -signal.SIGTERM

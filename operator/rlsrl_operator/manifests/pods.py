@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from decimal import Decimal
+
+from pydantic import JsonValue
 
 from rlsrl.api.placement import HEALTH_PORT, HTTP_PORT
 from rlsrl.api.pods import CONTAINER, TOKEN_KEY, certified_name
@@ -17,7 +21,7 @@ from rlsrl_operator.manifests.context import (
     TEMPLATE_ANNOTATION,
     ExperimentContext,
 )
-from rlsrl_operator.manifests.templates import merged_template, template_of_role
+from rlsrl_operator.manifests.templates import merged_template, resources_in, template_of_role
 from rlsrl_operator.manifests.types import Manifest, digest
 from rlsrl_operator.roles import MASTER_PORT
 from rlsrl_operator.settings import Identity
@@ -174,13 +178,36 @@ def _ports(context: ExperimentContext, role: Role) -> list[Manifest]:
 
 def _resources(context: ExperimentContext, role: Role) -> Manifest:
     """Return the administrator's resources, and the GPUs of the spec, which also sets the number of ranks in a pod."""
-    resources = dict(context.settings.defaults_of(role.name).resources)
+    resources = dict(context.settings.defaults_of(role.name).resources) or _default_resources(context, role)
     trainers = context.experiment.spec.trainers
     if role.name == TRAINER and trainers.gpus_per_pod:
         limits = resources.get("limits") or {}
         assert isinstance(limits, dict), "Kubernetes has no other"
         resources["limits"] = {**limits, trainers.gpu_resource: str(trainers.gpus_per_pod)}
     return resources
+
+
+def _default_resources(context: ExperimentContext, role: Role) -> Manifest:
+    """Return the settings' requests and limits of a role without those that the experiment's ``podTemplate`` names.
+
+    Beside a default limit, a larger request of the template alone would be refused.
+    """
+    named = resources_in(template_of_role(context.experiment, role.name))
+    ranks = context.experiment.spec.trainers.ranks_per_pod if role.name == TRAINER else 1
+    amounts = {
+        kind: {name: _times(quantity, ranks) for name, quantity in given.items() if name not in named}
+        for kind, given in context.settings.resources.get(role.name, {}).items()
+        if isinstance(given, dict)
+    }
+    return {kind: given for kind, given in amounts.items() if given}
+
+
+def _times(quantity: JsonValue, factor: int) -> JsonValue:
+    """Return a Kubernetes quantity such as ``512Mi``, multiplied."""
+    found = re.match(r"[0-9.]+", str(quantity))
+    if factor == 1 or found is None:
+        return quantity
+    return f"{Decimal(found[0]) * factor:f}{str(quantity)[found.end() :]}"
 
 
 def _probes(role: Role) -> Manifest:

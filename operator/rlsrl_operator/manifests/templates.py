@@ -47,6 +47,13 @@ def template_of_role(experiment: RLExperiment, role: str) -> Mapping[str, Any]:
     return template
 
 
+def resources_in(template: Mapping[str, Any]) -> set[str]:
+    """Return the resources, such as ``memory``, whose requests or limits a template sets for the worker's container."""
+    containers = [_map(each) for each in _list(_map(template.get("spec")).get("containers"))]
+    amounts = [_map(each.get("resources")) for each in containers if each.get("name") == CONTAINER]
+    return {name for each in amounts for kind in ("requests", "limits") for name in _map(each.get(kind))}
+
+
 def template_faults(experiment: RLExperiment) -> list[str]:
     """Return the faults of the experiment's pod templates: field, allowed names, the nearest name."""
     found: list[str] = []

@@ -8,6 +8,7 @@ import fcntl
 import os
 import resource
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -133,6 +134,34 @@ def test_a_push_succeeds_although_the_server_is_killed_halfway(served: Served, m
     assert len(kills) == 1
     assert stored(db) == ["1.1", "1.2"]
     np.testing.assert_array_equal(got(db).vector, large(2).vector)
+
+
+def test_shortly_before_its_end_a_process_stops_waiting_for_an_absent_server(served: Served) -> None:
+    db = served.db()
+    push_steps(db, 1)
+    served.server.kill()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(db.versions, POLICY)
+        db.expect_end(0.2)
+        with pytest.raises(ServiceUnavailable):
+            waiting.result(client.CALL_SECONDS / 2)
+        began = time.monotonic()
+        with pytest.raises(ServiceUnavailable):
+            db.policies()
+        assert time.monotonic() - began < client.CALL_SECONDS / 2
+
+
+def test_shortly_before_its_end_a_process_uses_its_open_connection(served: Served) -> None:
+    """In a deleted experiment the Service, and so the address, may be gone before the server."""
+    connections = [open_channel(served.address)]
+    with closing(ServiceParameterDB("127.0.0.1:1", TOKEN, open_connection=lambda: connections[0])) as db:
+        db.expect_end(LONG)
+        push_steps(db, 1)
+        assert stored(db) == ["1.1"]
+        connections[0].close()
+        db.expect_end(0.2)
+        with pytest.raises(ServiceUnavailable):
+            db.policies()
 
 
 def test_a_get_succeeds_although_the_server_is_killed_halfway(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,6 +254,24 @@ def test_long_kwargs_are_refused_with_their_size_and_largest_argument(section: s
     assert len(str(raised.value)) < 300
 
 
+def test_kwargs_of_environment_and_network_are_bounded_together() -> None:
+    """Each role's config has both, and one ConfigMap of 1 MiB has all configs."""
+    document = minimal()
+    half = {"map": "k" * (MAX_ARGUMENTS // 2 - len('{"map": ""}'))}
+    document["spec"]["environment"]["kwargs"] = half
+    document["spec"]["policy"] = {"network": {"custom": {"factory": "a.b:c", "kwargs": {**half}}}}
+    load_text(json.dumps(document))
+    document["spec"]["policy"]["network"]["custom"]["kwargs"]["map"] += "k"
+    with pytest.raises(SpecError) as raised:
+        load_text(json.dumps(document))
+    (problem,) = raised.value.problems
+    assert problem.path == "spec.policy.network.custom.kwargs"
+    assert problem.message.startswith(
+        f"has {MAX_ARGUMENTS // 2 + 1} characters as JSON, beside {MAX_ARGUMENTS // 2} of"
+    )
+    assert problem.allowed.startswith(f"at most {MAX_ARGUMENTS} together;")
+
+
 def test_every_value_has_a_bound() -> None:
     for case in LEAVES:
         for kind in (case.kind, *(() if free(case) else case.kind.items)):

@@ -17,6 +17,7 @@ from rlsrl.api.pods import EXPERIMENT_LABEL
 from rlsrl.api.reasons import ENDS
 from rlsrl.api.retry import FRESH_ANNOTATION, RETRY_ANNOTATION
 from rlsrl.cli import main
+from rlsrl.cli.top import WITHOUT_WORKERS
 from rlsrl.testing.cluster_objects import UID, condition, experiment, pod, warning, workload
 from rlsrl.testing.kubectl_standin import KubectlStandIn
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
@@ -207,6 +208,18 @@ def test_without_unused_claims_volumes_says_so(cluster: KubectlStandIn) -> None:
     assert (result.exit_code, result.output) == (0, "no volume claim is unused\n")
 
 
+def test_top_without_permission_to_read_secrets_shows_the_status(cluster: KubectlStandIn) -> None:
+    """As with Kubernetes' role ``view``."""
+    numbers = {"envSteps": 4096, "trainSteps": 16, "envStepsPerSecond": 1200}
+    cluster.show(experiment("Running", READY, attempt=1, training=numbers), workload("actor", ready=1, replicas=2))
+    cluster.forbid("secrets")
+    result = called("top", "cartpole", "-n", "research")
+    assert result.exit_code == 0, result.output
+    assert "4,096 env steps, 16 train steps, 1,200 env steps/s" in result.output
+    assert "actor  1/2" in result.output
+    assert result.output.endswith(f"\n\n{WITHOUT_WORKERS}\n")
+
+
 def test_why_exits_with_0_without_problems(cluster: KubectlStandIn) -> None:
     cluster.show(RUNNING, TRAINER)
     result = called("why", "cartpole")
@@ -348,6 +361,7 @@ def test_missing_logs_are_reported(cluster: KubectlStandIn, arguments: tuple[str
 PROGRAM = """
 import signal
 from rlsrl.cli import main
+from rlsrl.cli.top import WITHOUT_WORKERS
 # Whoever runs the tests in the background lets them ignore it, which a process inherits.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 main()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlsrl.api.reasons import CLAIM_PENDING, ENDS, STALE, UNSEEN, explain
+from rlsrl.api.reasons import CLAIM_PENDING, ENDS, STALE, UNSEEN, VOLUME_INTACT, explain
 from rlsrl.cli.diagnosis import Diagnosis, diagnose, past_restarts
 from rlsrl.cli.status_view import read_status
 from rlsrl.testing.cluster_objects import MADE, NAME, condition, experiment, labels, pod, warning, workload
@@ -103,6 +103,23 @@ def test_an_unbound_volume_is_reported() -> None:
     assert finding.event.startswith("ProvisioningFailed at")
     assert finding.explanation == CLAIM_PENDING
     assert found(experiment("Starting"), {**claim, "status": {"phase": "Bound"}}) == []
+
+
+def test_a_volume_that_is_being_deleted_is_reported() -> None:
+    claim = {
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": f"{NAME}-data", "uid": "1", "creationTimestamp": MADE, "deletionTimestamp": MADE},
+        "status": {"phase": "Bound"},
+    }
+    (finding,) = found(experiment("Running", *WELL), claim)
+    assert (finding.what, finding.reason, finding.since) == ("volume claim cartpole-data", "Terminating", MADE)
+    assert finding.explanation == explain(VOLUME_INTACT, "ClaimDeleting")
+
+
+def test_a_lost_volume_is_reported_after_the_end_too() -> None:
+    lost = condition(VOLUME_INTACT, "ClaimReplaced", "PersistentVolumeClaim cartpole-data was deleted")
+    end = condition("Finished", "Succeeded", "stop.envSteps holds")
+    assert [finding.reason for finding in found(experiment("Succeeded", lost, end))] == ["ClaimReplaced"]
 
 
 def test_forbidden_pods_of_a_role_are_reported() -> None:

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlsrl.cli import main
-from rlsrl.testing.cluster_objects import UID, experiment, labels
+from rlsrl.testing.cluster_objects import UID, experiment, labels, pod
 from rlsrl.testing.kubectl_standin import KubectlStandIn
 
 SECRET = {
@@ -45,6 +45,22 @@ def test_before_there_is_a_token_it_says_so(cluster: KubectlStandIn) -> None:
         2,
         "Error: cartpole has no token yet: the operator has not created its Secret\n",
     )
+
+
+@pytest.mark.parametrize("phase", ["Queued", "Suspended", "Succeeded", "Failed"])
+def test_an_experiment_that_no_pod_serves_is_reported_at_once(cluster: KubectlStandIn, phase: str) -> None:
+    """`kubectl port-forward` waits a minute for a pod."""
+    cluster.show(experiment(phase), SECRET)
+    code, said = listed("cartpole", "-n", "research")
+    assert code == 2
+    assert said.startswith("Error: no pod serves cartpole: it")
+    assert "cartpole" in said.partition("`kubectl ")[2], "with a command to go on"
+    assert not any("port-forward" in call for call in cluster.calls)
+
+
+def test_a_coordinator_that_still_runs_is_asked(cluster: KubectlStandIn) -> None:
+    cluster.show(experiment("Suspended"), SECRET, pod("cartpole-coordinator-0", "coordinator"))
+    assert "cannot be reached: error: unable to forward port" in listed("cartpole", "-n", "research")[1]
 
 
 def test_as_a_plugin_runs_are_on_the_cluster(cluster: KubectlStandIn, monkeypatch: pytest.MonkeyPatch) -> None:

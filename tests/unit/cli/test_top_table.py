@@ -90,6 +90,18 @@ def test_a_run_that_stands_still_says_why(reasons: Any, text: str) -> None:
     assert top_table(page).splitlines()[1] == f"NO STEP for 61 s: {text}"
 
 
+def test_workers_without_a_lease_are_shown_as_gone() -> None:
+    gone = [{"role": "actor", "index": 2, "pid": 7, "age_seconds": 34.2}, {"role": "policy", "index": 1}, 3]
+    lines = top_table({**PAGE, "gone": gone}).splitlines()
+    assert [line.split()[:4] for line in lines[3:7]] == [
+        ["actor", "2", "running,", "1"],
+        ["0", "a-x", "running", "90%"],
+        ["1", "b-y", "running", "40%"],
+        ["2", "-", "gone", "-"],
+    ]
+    assert any(line.split()[:4] == ["policy", "1", "silent,", "1"] for line in lines)
+
+
 def test_large_roles_are_counted_unless_all_is_asked_for() -> None:
     page = {**PAGE, "roles": {"actor": [worker(index, f"pod-{index}", {}, 1.0) for index in range(20)]}}
     told = top_table(page)

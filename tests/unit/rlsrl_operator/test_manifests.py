@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsrl.api.live import with_settings
 from rlsrl.api.load import SpecError, load_file
 from rlsrl.api.role_names import COORDINATOR, TRAINER
+from rlsrl.api.roles import ROLES
 from rlsrl.rpc.tls import FILES
 from rlsrl.testing.documents import JsonDocument, minimal, variation
 from rlsrl_operator.manifests import (
@@ -151,6 +153,53 @@ def test_gpus_ranks_and_ports_of_a_trainer_pod_are_as_many(context: ExperimentCo
     assert limits == ({trainers.gpu_resource: str(ranks)} if trainers.gpus_per_pod else {})
     assert len(ports(workload, "streams")) == len(ports(workload, "http")) == ranks
     assert workload["spec"]["replicas"] == int(option(workload, "--machines")) == trainers.replicas / ranks
+
+
+CHART = yaml.safe_load((Path(__file__).parents[3] / "charts" / "values.yaml").read_text(encoding="utf-8"))
+BY_DEFAULT = SETTINGS.model_copy(update={"resources": CHART["resources"]})
+EVERY_ROLE = {"policyWorkers": {"replicas": 1}, "bufferWorkers": {"replicas": 1}, "evaluators": {"environments": 1}}
+
+
+def resources_of(role: str, settings: OperatorSettings = BY_DEFAULT, **spec: Any) -> Manifest:
+    """Return the requests and limits of a role's pods."""
+    document = minimal()
+    document["spec"] |= EVERY_ROLE | spec
+    resources: Manifest = container(workloads(context_of(document, settings=settings))[role])["resources"]
+    return resources
+
+
+@pytest.mark.parametrize("role", [role.name for role in ROLES])
+def test_by_default_no_pod_is_best_effort_and_memory_has_a_limit(role: str) -> None:
+    resources = resources_of(role)
+    assert resources == CHART["resources"][role]
+    assert set(resources["requests"]) == {"cpu", "memory"}
+    assert set(resources["limits"]) == {"memory"}, "a limit of cpu would waste idle cores"
+
+
+def test_by_default_an_experiment_of_every_role_requests_half_a_core() -> None:
+    cpu = [resources_of(role.name)["requests"]["cpu"] for role in ROLES]
+    assert sum(int(each.removesuffix("m")) for each in cpu) <= 500
+
+
+def test_the_defaults_of_trainers_count_for_each_rank() -> None:
+    several = {"replicas": 4, "gpusPerPod": 2}
+    assert resources_of(TRAINER, trainers=several, pacing={"maxPolicyLag": 8}) == {
+        "requests": {"cpu": "200m", "memory": "1024Mi"},
+        "limits": {"memory": "16Gi", "nvidia.com/gpu": "2"},
+    }
+
+
+def test_a_pod_template_replaces_the_defaults_of_the_resources_that_it_names() -> None:
+    """A larger request beside the default limit would be refused."""
+    mine = {"name": "worker", "resources": {"requests": {"memory": "16Gi"}}}
+    actors = {"environments": 8, "podTemplate": {"spec": {"containers": [mine]}}}
+    assert resources_of("actor", actors=actors) == {"requests": {"cpu": "50m", "memory": "16Gi"}}
+
+
+def test_the_resources_of_a_role_replace_all_its_defaults() -> None:
+    mine = {"limits": {"memory": "1Gi"}}
+    given_settings = BY_DEFAULT.model_copy(update={"roles": {"default": PodDefaults(resources=mine)}})
+    assert resources_of("actor", given_settings) == mine
 
 
 def test_gpus_are_added_to_the_administrators_limits_of_trainers_alone() -> None:

@@ -20,6 +20,7 @@ from rlsrl.api.reasons import (
     ProgressReason,
     ReadyReason,
     RollbackReason,
+    VolumeReason,
     explain,
 )
 from rlsrl.api.status import Phase
@@ -35,6 +36,7 @@ OF_EACH = (
     ProgressReason,
     DurableReason,
     RollbackReason,
+    VolumeReason,
     FinishedReason,
 )
 """The reasons of each condition, in the same order."""

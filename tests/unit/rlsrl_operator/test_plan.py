@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rlsrl.api.pods import ROLE_LABEL
-from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, READY
+from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, READY, VOLUME_INTACT
 from rlsrl.api.retry import RETRY_ANNOTATION
-from rlsrl.api.status import ExperimentStatus
+from rlsrl.api.status import ExperimentStatus, Training
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.drift import Action, Child, RefusedWrite, applied
 from rlsrl_operator.gang import template_of
@@ -58,7 +58,8 @@ def context(generation: int = 1, **spec: Any) -> ExperimentContext:
 
 def running(context: ExperimentContext) -> ExperimentStatus:
     """The status that an experiment keeps while all is well."""
-    first = observed(context, ExperimentStatus(phase="Running", attempt=1, restarts=0))
+    numbers = Training(env_steps=2048, env_steps_per_second=1000)
+    first = observed(context, ExperimentStatus(phase="Running", attempt=1, restarts=0, training=numbers))
     status = plan(first, key=KEY, now=NOW).status
     assert status is not None
     return status
@@ -165,6 +166,43 @@ def test_planning_again_from_the_status_written_ahead_gives_the_same_plan() -> N
     document = {**first.document, "status": written(before.written_ahead)}
     again = plan(replace(first, status=before.written_ahead, document=document), key=KEY, now=NOW)
     assert again == replace(before, written_ahead=None)
+
+
+def of_trained_experiment() -> Observed:
+    trained = Training(version="1.2500", train_steps=2500)
+    return observed(CONTEXT, STEADY.status.model_copy(update={"training": trained}))
+
+
+def test_a_claim_that_is_being_deleted_is_reported_and_left_alone() -> None:
+    about = of_trained_experiment()
+    found = about.children[CLAIM].found
+    assert found is not None
+    leaving = {**found, "metadata": {**found["metadata"], "deletionTimestamp": "2026-01-01T00:09:00Z"}}
+    decided = plan(with_child(about, CLAIM, Child(found=leaving)), key=KEY, now=NOW)
+    assert said(decided, VOLUME_INTACT) == ("False", "ClaimDeleting")
+    assert CLAIM not in [key for _, key in actions(decided)]
+    assert decided.status is not None
+    again = replace(about, status=decided.status)
+    assert said(plan(again, key=KEY, now=NOW), VOLUME_INTACT) == ("False", "ClaimReplaced"), "somebody made another"
+
+
+def test_what_a_deleted_claim_held_is_reported_for_good_when_another_is_made() -> None:
+    about = of_trained_experiment()
+    decided = plan(with_child(about, CLAIM, Child()), key=KEY, now=NOW)
+    assert actions(decided) == [(Action.CREATE, CLAIM)]
+    assert decided.status is not None
+    lost = condition(decided.status, VOLUME_INTACT)
+    assert lost is not None
+    assert lost.reason == "ClaimReplaced"
+    assert "PersistentVolumeClaim a-data was deleted" in lost.message
+    assert "version 1.2500 after 2500 training steps" in lost.message
+    later = plan(replace(about, status=decided.status), key=KEY, now=NOW + timedelta(hours=1)).status
+    assert later is not None
+    assert condition(later, VOLUME_INTACT) == lost
+
+
+def test_the_first_claim_replaces_nothing() -> None:
+    assert said(plan(of_new_experiment(), key=KEY, now=NOW), VOLUME_INTACT) is None
 
 
 @pytest.mark.parametrize("exit_code", [1, 137])
@@ -319,15 +357,15 @@ def test_writes_end_before_an_object_that_was_not_read() -> None:
     assert (decided.status, decided.blocker, decided.requeue_after) == (None, None, RETRY_SECONDS)
 
 
-def test_pods_that_are_refused_are_looked_at_rarely_until_the_run_has_numbers() -> None:
+def test_pods_that_are_refused_are_looked_at_rarely() -> None:
     actors = [each for each in STEADY.pods if each["metadata"]["labels"][ROLE_LABEL] != "actor"]
     reason = "Deployment a-actor: exceeded quota"
     waiting = replace(STEADY, pods=actors[:1], failed_create=reason, status=ExperimentStatus(phase="Starting"))
     training = replace(STEADY, pods=actors, failed_create=reason)
-    for about, seconds in ((waiting, TROUBLE_SECONDS), (training, SETTINGS.status_seconds)):
+    for about in (waiting, training):
         decided = plan(about, key=KEY, now=NOW)
         assert decided.blocker == Blocker(reason="FailedCreate", message=reason)
-        assert decided.requeue_after == seconds
+        assert decided.requeue_after == TROUBLE_SECONDS
     assert plan(replace(waiting, failed_create=None), key=KEY, now=NOW).requeue_after == SETTINGS.status_seconds
 
 

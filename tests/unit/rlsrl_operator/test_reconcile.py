@@ -8,7 +8,7 @@ import copy
 import json
 from collections import Counter
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from operator_world import NAME, POD_KINDS, Counting, Silent, World
@@ -21,7 +21,7 @@ from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION
 from rlsrl_operator.reconcile import STEADY_SECONDS, Reconciler
 from rlsrl_operator.settings import Images, SecretName
-from rlsrl_operator.status import read
+from rlsrl_operator.status import FIRST_NUMBERS_SECONDS, read
 from rlsrl_operator.testing import SETTINGS
 
 
@@ -161,6 +161,46 @@ def test_a_steady_pass_reads_only_the_coordinators_numbers(training: World) -> N
         assert training_status is not None and steps is not None
         assert training_status.env_steps == (steps.env_steps or 0) + 1
     assert training.server.reads == []
+
+
+class Late:
+    """A coordinator without numbers until a test gives it some."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, Any] = {}
+
+    async def fetch(self, host: str, token: str) -> dict[str, Any]:
+        del host, token
+        return {"totals": self.totals}
+
+
+def test_the_first_numbers_do_not_wait_for_a_status_period() -> None:
+    coordinator = Late()
+    world = World(coordinator)
+    world.settle()
+    world.due = world.now
+    coordinator.totals = {"env_steps": 512, "env_steps_per_second": 300}
+    world.run_for(FIRST_NUMBERS_SECONDS + 1)
+    numbers = read(world.document).training
+    assert numbers is not None
+    assert (numbers.env_steps, numbers.env_steps_per_second) == (512, 300)
+    written = len(world.server.writes)
+    coordinator.totals = {"env_steps": 1024, "env_steps_per_second": 300}
+    world.run_for(SETTINGS.status_seconds - FIRST_NUMBERS_SECONDS - 1)
+    assert len(world.server.writes) == written, "the further ones wait"
+    world.run_for(SETTINGS.status_seconds)
+    numbers = read(world.document).training
+    assert numbers is not None
+    assert numbers.env_steps == 1024
+
+
+def test_looks_for_the_first_numbers_write_no_more_than_others_and_end() -> None:
+    world = World(Late())
+    world.settle()
+    world.due, written = world.now, len(world.server.writes)
+    world.run_for(60)
+    assert len(world.server.writes) - written <= 60 / SETTINGS.status_seconds + 1
+    assert world.run_for(60) <= 60 / SETTINGS.status_seconds + 1
 
 
 def test_own_writes_wake_nothing_and_all_other_changes_do(training: World) -> None:

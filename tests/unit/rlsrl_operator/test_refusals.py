@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pytest
-from operator_world import NAME, World
+from operator_world import NAME, Counting, World
 from structlog.testing import capture_logs
 
 from rlsrl.api.reasons import ACCEPTED, READY, ConditionType
@@ -18,6 +18,7 @@ from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.plan import QUEUE_SECONDS
 from rlsrl_operator.reconcile import Reconciler
 from rlsrl_operator.settings import SecretName
+from rlsrl_operator.status import read
 from rlsrl_operator.testing import SETTINGS
 
 MAX_CALLS = 10
@@ -143,6 +144,21 @@ def test_a_refusal_is_written_to_the_status_once(refusal: Refusal) -> None:
     assert [each["reason"] for each in warnings] == [refusal.reason]
     # The attempt, written ahead; pods are being created; the trainers are ready; what is refused.
     assert status_writes(world) <= 4
+
+
+def test_a_run_whose_actors_are_refused_is_reported_rarely() -> None:
+    """Its numbers are different at each look."""
+    world = World(Counting())
+    world.settle()
+    world.max_pods = 3
+    world.server.remove("Pod", "a-actor-0")
+    world.run_for(SETTLING_SECONDS)
+    assert world.condition(READY) == ("False", "FailedCreate")
+    assert read(world.document).phase == "Running"
+    before, written = calls(world), status_writes(world)
+    assert world.run_for(60) <= MAX_LOOKS
+    assert calls(world) - before <= MAX_CALLS
+    assert status_writes(world) > written, "it trains"
 
 
 @pytest.mark.parametrize("kind", ["Service", "Secret", "Deployment"])

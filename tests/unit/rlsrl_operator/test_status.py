@@ -98,6 +98,14 @@ BLOCKERS: dict[str, tuple[Sequence[Manifest], tuple[str, str] | None]] = {
         [pod("actor", state=CRASHING, last_state=ended(137))],
         ("CrashLoopBackOff", f"a-actor-0, since {CREATED}: back-off 5m0s restarting failed container"),
     ),
+    "starting again, with its last words": (
+        [pod("actor", ready=False, last_state=ended(1, "Traceback\n  ...\nValueError: no level 7\n"), restarts=1)],
+        ("Restarting", "a-actor-0 ended: Error, exit code 1: ValueError: no level 7"),
+    ),
+    "starting again after its work was done": (
+        [pod("evaluator", ready=False, last_state=ended(0), restarts=1)],
+        ("Starting", f"a-evaluator-0 has been starting since {CREATED}"),
+    ),
     "being made": (
         [pod("actor", state=waiting("ContainerCreating"))],
         ("Starting", f"a-actor-0 has been starting since {CREATED}"),

@@ -213,6 +213,20 @@ def test_a_failed_poll_is_raised_with_its_cause_after_shutdown() -> None:
     assert worker.events == ["configure good", "poll", "shutdown"]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_end_is_announced_between_the_last_poll_and_the_shutdown(fails: bool) -> None:
+    def poll(_: Scripted) -> None:
+        if fails:
+            raise ValueError("bad sample")
+
+    worker = Scripted(poll, polls=1)
+    worker.start()
+    worker.configure("good")
+    with pytest.raises(ValueError, match="bad sample") if fails else nullcontext():
+        worker.run(on_last_poll=lambda: worker.events.append("announced"))
+    assert worker.events == ["configure good", "poll", "announced", "shutdown"]
+
+
 def test_a_worker_runs_only_once() -> None:
     def fail(_: Scripted) -> None:
         raise ValueError("bad sample")

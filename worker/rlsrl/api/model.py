@@ -109,8 +109,8 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)
 """A Python identifier: the name of an argument."""
 
 MAX_ARGUMENTS = 32_768
-"""Largest number of characters of ``Arguments`` as JSON. On a cluster one ConfigMap, of at most 1 MiB, has a copy for
-each role."""
+"""Largest number of characters of ``Arguments`` as JSON, and of all arguments of an experiment together. On a cluster
+one ConfigMap, of at most 1 MiB, has a copy for each role, quoted twice."""
 
 
 def _short(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -203,7 +203,8 @@ class Model(BaseModel):
     def cel_rules(cls) -> Iterable[CelRule]:
         """Yield the rules over several fields of the model, and those of its unions."""
         for rule in cls.rules:
-            yield CelRule(expression=rule.cel, message=rule.message, at=f".{rule.at}")
+            if rule.cel is not None:
+                yield CelRule(expression=rule.cel, message=rule.message, at=f".{rule.at}")
         one, any_of = ([to_camel(name) for name in members] for members in (cls.exactly_one, cls.at_least_one))
         if one:
             given = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in one)

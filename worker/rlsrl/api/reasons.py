@@ -13,7 +13,9 @@ from typing import Final, Literal, NewType
 
 from rlsrl.api.status import Phase
 
-ConditionType = Literal["Accepted", "Ready", "GangComplete", "Progressing", "Durable", "RolledBack", "Finished"]
+ConditionType = Literal[
+    "Accepted", "Ready", "GangComplete", "Progressing", "Durable", "RolledBack", "VolumeIntact", "Finished"
+]
 """The types of conditions."""
 ACCEPTED: Final = "Accepted"
 READY: Final = "Ready"
@@ -21,6 +23,7 @@ GANG_COMPLETE: Final = "GangComplete"
 PROGRESSING: Final = "Progressing"
 DURABLE: Final = "Durable"
 ROLLED_BACK: Final = "RolledBack"
+VOLUME_INTACT: Final = "VolumeIntact"
 FINISHED: Final = "Finished"
 
 AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict", "ObjectRefused"]
@@ -39,10 +42,28 @@ GangReason = Literal["Starting", "Complete", "Restarting", "Suspended", "Finishe
 ProgressReason = Literal["Progressing", "LongCall", "Stalled", "Paused", "Starting", "Queued", "Suspended", "Finished"]
 DurableReason = Literal["Stored", "NotStored"]
 RollbackReason = Literal["OlderVersion"]
+VolumeReason = Literal["ClaimDeleting", "ClaimReplaced"]
 ReadyReason = Literal[
-    "Ready", "Starting", "FailedCreate", "Waiting", "Unschedulable", "Queued", "Suspended", "Finished"
+    "Ready",
+    "Starting",
+    "Restarting",
+    "FailedCreate",
+    "Waiting",
+    "Unschedulable",
+    "Queued",
+    "Suspended",
+    "Finished",
 ]
-Reason = AcceptedReason | DurableReason | FinishedReason | GangReason | ProgressReason | ReadyReason | RollbackReason
+Reason = (
+    AcceptedReason
+    | DurableReason
+    | FinishedReason
+    | GangReason
+    | ProgressReason
+    | ReadyReason
+    | RollbackReason
+    | VolumeReason
+)
 """Reasons that the operator gives."""
 PodReason = NewType("PodReason", str)
 """Kubernetes' reason of a pod's state, reported under ``Ready``, for example ``ImagePullBackOff``."""
@@ -145,6 +166,12 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "Deployment or StatefulSet `NAME-ROLE`: its events say what refuses the pod.",
             "False",
         ),
+        "Restarting": Judgement(
+            "A worker has failed and starts again in its pod. The message has the last line of its log, for example "
+            "the error of the environment.",
+            "Nothing, unless it happens repeatedly. Then read its log: `kubectl rlsrl logs NAME --previous`.",
+            "False",
+        ),
         "FailedCreate": Judgement(
             "The API server refuses the pods of a role. The message has its reason: a quota, an admission policy, a "
             "limit range.",
@@ -237,6 +264,23 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "Find what damaged the version: the volume, or whoever writes into the bucket. "
             "`kubectl rlsrl params list NAME` marks all damaged versions.",
             "True",
+        ),
+    },
+    VOLUME_INTACT: {
+        "ClaimDeleting": Judgement(
+            "The experiment's volume claim is being deleted, which cannot be undone. Kubernetes keeps the volume until "
+            "the coordinator's pod ends. All stored versions disappear with the volume.",
+            "Export the weights now: `kubectl rlsrl params export NAME -o weights.safetensors`. If you delete the "
+            "coordinator's pod after that, the operator creates an empty claim, and training stores its next versions "
+            "there.",
+            "False",
+        ),
+        "ClaimReplaced": Judgement(
+            "The experiment's volume claim was deleted, and an empty one has taken its place. The message has what was "
+            "lost. Trainers that run go on and store their next version in the new volume. After a restart before "
+            "that, training begins at step 0.",
+            "Nothing can bring the versions back, unless the cluster has a snapshot of the volume.",
+            "False",
         ),
     },
     FINISHED: {
@@ -354,8 +398,8 @@ POD_REASONS: Mapping[str, Explanation] = {
 ENDS: Mapping[str, Explanation] = {
     "OOMKilled": Explanation(
         "The container used more memory than its limit.",
-        "Raise `roles.ROLE.resources` in the chart's values, or reduce the memory of a pod: fewer environments for "
-        "each actor, a smaller batch.",
+        "Raise the memory limit: `resources` of the worker in the role's `podTemplate`, or `resources.ROLE` in the "
+        "chart's values. Or reduce the memory of a pod: fewer environments for each actor, a smaller batch or network.",
     ),
     "Error": Explanation(
         "The worker failed; the last line of its log is next to it. Exit code 2 is a configuration error, 12 an "

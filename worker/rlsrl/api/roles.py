@@ -88,8 +88,8 @@ class Role:
     """Whether its pods run the learner image, which has PyTorch, rather than the actor image."""
     pods: Callable[[ExperimentSpec], int] | None = None
     """The number of pods, if it is not the number of workers."""
-    grace_seconds: int = 30
-    """Seconds between SIGTERM and SIGKILL of its pods."""
+    grace_seconds: int = 10
+    """Seconds between SIGTERM and SIGKILL of its pods. An environment or an evaluation that takes longer is lost."""
     reaches_object_store: bool = False
     """Whether its pods read and write the experiment's object store, and so get its credentials."""
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -116,6 +116,7 @@ ROLES: tuple[Role, ...] = (
         resolve=coordinator_config,
         worker="rlsrl.workers.coordinator:CoordinatorWorker",
         port=ServedPort(name=COORDINATOR, number=COORDINATOR_PORT),
+        grace_seconds=30,  # A coordinator serves the trainers that exit, then stores its own records.
         reaches_object_store=True,
     ),
     Role(

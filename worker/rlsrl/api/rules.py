@@ -40,8 +40,9 @@ class CrossFieldRule:
     """Dotted path of the field to blame, by YAML names, from the model: ``actors.ringSize``."""
     check: Callable[[Any], Fault | None]
     """Gets the validated model; returns the fault, or None for an allowed document."""
-    cel: str
-    """A CEL expression over ``self``, the model's object with defaults filled in: true for an allowed document."""
+    cel: str | None
+    """A CEL expression over ``self``, the model's object with defaults filled in: true for an allowed document. None if
+    CEL cannot express the rule: the operator then reports the fault."""
     message: str
     """What is allowed, without values: the API server's message."""
 

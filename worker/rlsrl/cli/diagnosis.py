@@ -20,6 +20,7 @@ from rlsrl.api.reasons import (
     ROLLED_BACK,
     STALE,
     UNSEEN,
+    VOLUME_INTACT,
     Explanation,
     explain,
     is_trouble,
@@ -72,7 +73,7 @@ def diagnose(
         return [Diagnosis(what="status", reason="missing", since=made, explanation=UNSEEN)]
     judged = [*_conditions(status)]
     if is_over(status):
-        return [finding for finding in judged if finding.what == FINISHED]
+        return [finding for finding in judged if finding.what in (FINISHED, VOLUME_INTACT)]
     if status.phase in ("Queued", "Suspended"):
         return judged  # its pods are absent on purpose
     # Starting is no trouble, but it explains why the experiment does not train yet if nothing else does.
@@ -133,17 +134,22 @@ def _unwell(found: Object, warnings: Mapping[str, Object]) -> Diagnosis | None:
     event = _event(warnings.get(found["metadata"].get("uid", "")))
     if found["kind"] == "Pod":
         return None if is_ready(found) else _pod(found, event)
-    if found["kind"] == "PersistentVolumeClaim" and (phase := found.get("status", {}).get("phase")) != "Bound":
-        return Diagnosis(
-            what=f"volume claim {found['metadata']['name']}",
-            reason=str(phase),
-            since=found["metadata"].get("creationTimestamp"),
-            event=event,
-            explanation=CLAIM_PENDING,
-        )
+    if found["kind"] == "PersistentVolumeClaim":
+        return _claim(found, event)
     if event and not found.get("status", {}).get("readyReplicas"):
         return Diagnosis(what=f"{found['kind']} {found['metadata']['name']}", reason="Warning", since=None, event=event)
     return None
+
+
+def _claim(claim: Object, event: str) -> Diagnosis | None:
+    metadata, phase = claim["metadata"], claim.get("status", {}).get("phase")
+    found = Diagnosis(what=f"volume claim {metadata['name']}", reason=str(phase), since=None, event=event)
+    if (since := metadata.get("deletionTimestamp")) is not None:
+        explanation = explain(VOLUME_INTACT, "ClaimDeleting")
+        return replace(found, reason="Terminating", since=since, explanation=explanation)
+    if phase == "Bound":
+        return None
+    return replace(found, since=metadata.get("creationTimestamp"), explanation=CLAIM_PENDING)
 
 
 def _pod(pod: Object, event: str) -> Diagnosis:

@@ -31,6 +31,10 @@ _CURES = {
 """The cure of an error of kubectl's, by a part of its message."""
 
 
+class NotPermitted(UserError):
+    """The user has no permission for the call."""
+
+
 class Kubectl:
     """Calls kubectl for one namespace; None: the namespace of the current context."""
 
@@ -45,6 +49,7 @@ class Kubectl:
         """Return the output of a call.
 
         Raises:
+            NotPermitted: the user has no permission for the call.
             UserError: kubectl is missing, failed or timed out; with its message and the cure.
         """
         called = f"kubectl {' '.join(arguments[:2])}"
@@ -55,7 +60,7 @@ class Kubectl:
         except FileNotFoundError as error:
             raise UserError("kubectl is not on the PATH: install kubectl to reach experiments on a cluster") from error
         except subprocess.CalledProcessError as error:
-            raise UserError(f"{called}: {complaint(error.stderr)}") from error
+            raise failed_call(called, error.stderr) from error
         except subprocess.TimeoutExpired as error:
             raise UserError(f"{called}: no answer within {ANSWER_SECONDS:.0f} seconds") from error
         return done.stdout
@@ -125,6 +130,12 @@ def last_seen(event: Object) -> str:
     series: Object = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return next((str(time) for time in times if time), str(event["metadata"].get("creationTimestamp", "")))
+
+
+def failed_call(what: str, said: str, *, hint: str = "") -> UserError:
+    """Return the error of a call that failed with this output. ``hint`` ends its message."""
+    kind = NotPermitted if "is forbidden" in said else UserError
+    return kind(f"{what}: {complaint(said)}{hint}")
 
 
 def complaint(said: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import re
 import subprocess
 import tempfile
@@ -13,16 +14,29 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlsrl.api.placement import COORDINATOR_PORT
-from rlsrl.api.pods import TOKEN_KEY, certified_name
+from rlsrl.api.load import SpecError, load_text
+from rlsrl.api.placement import COORDINATOR_PORT, cluster_placement
+from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY, certified_name
+from rlsrl.api.role_names import COORDINATOR
+from rlsrl.api.spec import API_VERSION, KIND
+from rlsrl.api.status import Phase
 from rlsrl.cli.errors import UserError
-from rlsrl.cli.kubectl import Kubectl, Object, complaint, own_labels
+from rlsrl.cli.kubectl import Kubectl, Object, failed_call, own_labels
+from rlsrl.cli.status_view import read_status
 
 if TYPE_CHECKING:
     from rlsrl.parameters.protocols import ParameterDB
     from rlsrl.rpc.tls import Tls
 
 ANSWER_SECONDS = 5.0
+_UNSERVED: Mapping[Phase, str] = {
+    "Suspended": "it is suspended. Its versions are kept: `kubectl patch rlexperiment NAME --type merge "
+    """-p '{"spec": {"suspend": false}}'` continues it""",
+    "Queued": "its trainers wait in a queue, and its other pods wait for them: see `kubectl rlsrl why NAME`",
+    "Succeeded": "its coordinator has no running pod: see `kubectl describe statefulset NAME-coordinator`",
+    "Failed": "its coordinator has no running pod: see `kubectl describe statefulset NAME-coordinator`",
+}
+"""By phase: why no pod serves an experiment, and what to do. In other phases a coordinator is there or about to be."""
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 
@@ -39,9 +53,12 @@ def coordinator(kubectl: Kubectl, experiment: Object) -> Iterator[CoordinatorAcc
     """Yield access to an experiment's coordinator, valid until its pod is replaced.
 
     Raises:
+        NotPermitted: the user may not read the experiment's token or forward ports.
         UserError: the coordinator cannot be reached; with kubectl's message.
     """
     token = _token(kubectl, experiment)
+    if (absence := _absence(kubectl, experiment)) is not None:
+        raise UserError(absence)
     with (
         _certificates(kubectl, experiment) as tls,
         _forwarded(kubectl, experiment["metadata"]["name"]) as port,
@@ -66,7 +83,7 @@ def coordinator_status(kubectl: Kubectl, experiment: Object) -> Mapping[str, Any
 
 @contextlib.contextmanager
 def cluster_database(name: str, namespace: str | None) -> Iterator[ParameterDB]:
-    """Yield the parameter DB of an experiment on the cluster, through its coordinator.
+    """Yield the parameter DB of an experiment on the cluster: through its coordinator, or its bucket without one.
 
     Args:
         name: the experiment.
@@ -78,8 +95,55 @@ def cluster_database(name: str, namespace: str | None) -> Iterator[ParameterDB]:
     from rlsrl.parameters.service import ServiceParameterDB
 
     kubectl = Kubectl(namespace)
-    with coordinator(kubectl, kubectl.experiment(name)) as access:
+    experiment = kubectl.experiment(name)
+    if _bucket(experiment) is not None and _absence(kubectl, experiment) is not None:
+        yield _bucket_database(kubectl, experiment)
+        return
+    with coordinator(kubectl, experiment) as access:
         yield ServiceParameterDB(access.address, access.token, tls=access.tls)
+
+
+def _absence(kubectl: Kubectl, experiment: Object) -> str | None:
+    """Return why no pod serves the experiment, or None. `kubectl port-forward` would wait a minute for a pod."""
+    name = experiment["metadata"]["name"]
+    phase = read_status(experiment).phase
+    why = None if phase is None else _UNSERVED.get(phase)
+    if why is None:
+        return None
+    pods = kubectl.objects("pods", {**own_labels(experiment), ROLE_LABEL: COORDINATOR})
+    if any(pod.get("status", {}).get("phase") == "Running" for pod in pods):
+        return None
+    return f"no pod serves {name}: {why.replace('NAME', name)}"
+
+
+def _bucket(experiment: Object) -> Mapping[str, Any] | None:
+    """Return the experiment's object store, or None if its versions are on a volume."""
+    bucket: Mapping[str, Any] | None = (
+        experiment.get("spec", {}).get("parameters", {}).get("store", {}).get("objectStore")
+    )
+    return bucket
+
+
+def _bucket_database(kubectl: Kubectl, experiment: Object) -> ParameterDB:
+    """Return the parameter DB in the experiment's bucket, with the credentials of the experiment's Secret, if any.
+
+    Raises:
+        UserError: the Secret cannot be read, or the spec is not one of this version of rlsrl.
+        ConfigurationError: there are no credentials, or a package is missing.
+    """
+    from rlsrl.workers.build.parameters import open_blobs
+
+    metadata, secret = experiment["metadata"], (_bucket(experiment) or {}).get("credentialsSecret")
+    if secret is not None:
+        data = json.loads(kubectl.ask("get", "secret", secret, "--output", "json")).get("data", {})
+        os.environ.update({key: base64.b64decode(value).decode() for key, value in data.items()})
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": metadata["name"]}}
+    placement = cluster_placement(run_uid=metadata["uid"], coordinator_host="")
+    try:
+        spec = load_text(json.dumps({**document, "spec": experiment["spec"]}))
+    except SpecError as error:
+        raise UserError(f"experiment {metadata['name']}: {error}") from error
+    return open_blobs(placement.parameter_store(spec))
 
 
 def _token(kubectl: Kubectl, experiment: Object) -> str:
@@ -121,8 +185,8 @@ def _forwarded(kubectl: Kubectl, name: str) -> Iterator[int]:
             assert forward.stdout is not None and forward.stderr is not None  # noqa: PT018 - piped above
             found = _FORWARDING.search(forward.stdout.readline())
             if found is None:
-                said = complaint(forward.stderr.read())
-                raise UserError(f"the coordinator of {name} cannot be reached: {said}; see kubectl rlsrl why {name}")
+                hint = f"; see kubectl rlsrl why {name}"
+                raise failed_call(f"the coordinator of {name} cannot be reached", forward.stderr.read(), hint=hint)
             yield int(found[1])
         finally:
             forward.kill()

@@ -25,9 +25,19 @@ def status(name: str, namespace: str | None, watch: bool) -> None:
     kubectl = Kubectl(namespace)
 
     def draw() -> tuple[str, bool]:
-        experiment = kubectl.experiment(name)
-        workloads = kubectl.objects(WORKLOADS, own_labels(experiment))
-        return status_view(experiment, workloads, datetime.now(UTC)), not watch or is_over(read_status(experiment))
+        text, has_ended = status_text(kubectl, name)
+        return text, not watch or has_ended
 
     with quiet_interrupt():
         show_live(draw)
+
+
+def status_text(kubectl: Kubectl, name: str) -> tuple[str, bool]:
+    """Return the state of an experiment as text, and whether it has ended.
+
+    Raises:
+        UserError: the experiment does not exist, or the cluster cannot be asked.
+    """
+    experiment = kubectl.experiment(name)
+    workloads = kubectl.objects(WORKLOADS, own_labels(experiment))
+    return status_view(experiment, workloads, datetime.now(UTC)), is_over(read_status(experiment))

@@ -13,9 +13,10 @@ import click
 
 from rlsrl.cli import is_kubectl
 from rlsrl.cli.errors import UserError
-from rlsrl.cli.kubectl import Kubectl, Object
+from rlsrl.cli.kubectl import Kubectl, NotPermitted, Object
 from rlsrl.cli.live import quiet_interrupt, show_live
 from rlsrl.cli.on_cluster import ANSWER_SECONDS, coordinator, coordinator_status
+from rlsrl.cli.status import status_text
 from rlsrl.cli.text import span
 from rlsrl.cli.top_table import top_table
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 HERE_SECONDS = 1.0
 """Refresh interval for a run on this machine. Its status file has the same interval."""
+WITHOUT_WORKERS = (
+    "This is the status of the experiment alone. Its workers' table needs permission to read Secrets and to forward "
+    "ports in this namespace, which Kubernetes' role `edit` has and `view` has not."
+)
 
 
 @click.command()
@@ -59,7 +64,19 @@ def _top_here(run: str, *, whole: bool) -> None:
 
 def _top_on_cluster(name: str, namespace: str | None, *, whole: bool) -> None:
     kubectl = Kubectl(namespace)
-    experiment = kubectl.experiment(name)
+    try:
+        _workers_on_cluster(kubectl, kubectl.experiment(name), whole=whole)
+    except NotPermitted:
+        show_live(lambda: _without_workers(kubectl, name))
+
+
+def _without_workers(kubectl: Kubectl, name: str) -> tuple[str, bool]:
+    """Return what a user without access to the coordinator may see, and whether it is the last to show."""
+    text, has_ended = status_text(kubectl, name)
+    return f"{text}\n\n{WITHOUT_WORKERS}", has_ended or not sys.stdout.isatty()
+
+
+def _workers_on_cluster(kubectl: Kubectl, experiment: Object, *, whole: bool) -> None:
     if not sys.stdout.isatty():
         click.echo(top_table(coordinator_status(kubectl, experiment), whole=whole))
         return

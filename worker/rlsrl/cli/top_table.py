@@ -15,6 +15,7 @@ from rlsrl.local.worker_report import (
     hold_ups,
     mapping,
     number,
+    objects,
     reports_of,
     shown,
     state,
@@ -42,7 +43,7 @@ def top_table(page: StatusPage, *, whole: bool = False) -> str:
     """Return the experiment in a line, then each role and its workers; ``whole`` shows every worker."""
     rows: list[tuple[str, ...]] = []
     for role in mapping(page, "roles"):
-        reports = reports_of(page, role)
+        reports = [*reports_of(page, role), *_gone(page, role)]
         rows.append(_role(role, reports))
         listed = reports if whole or len(reports) <= MAX_WORKERS_A_ROLE else reports[: MAX_WORKERS_A_ROLE - 1]
         rows += [_worker(report) for report in listed]
@@ -50,6 +51,11 @@ def top_table(page: StatusPage, *, whole: bool = False) -> str:
             rows.append(("", "", f"and {rest} more", *[""] * (len(HEADER) - 3)))
     head = "\n".join([_experiment(page), *hold_ups(page), *failing_environments(page)])
     return printable(f"{head}\n\n{columns([HEADER, *rows])}")
+
+
+def _gone(page: StatusPage, role: str) -> list[StatusPage]:
+    """Return the role's workers that have left or lost their lease."""
+    return [{**each, "state": "gone"} for each in objects(page, "gone") if each.get("role") == role]
 
 
 def _experiment(page: StatusPage) -> str:

@@ -234,3 +234,10 @@ class ParameterDB(Protocol):
 
     def policies(self) -> list[str]:
         """Return the names of the stored policies."""
+
+    def expect_end(self, seconds: float) -> None:
+        """Prepare for the end of this process: a call to an absent service fails ``seconds`` from now at the latest.
+
+        It has no effect on a store that this process reaches without a service.
+        """
+        del seconds

@@ -53,6 +53,8 @@ class ReconnectingCall:
         self._changed = changed
         self._converse = converse
         self._call: grpc.CallIterator[Any] | None = None
+        self.channel: grpc.Channel | None = None
+        """The channel of the present call; None between two calls. Its thread closes it when the call ends."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.failure: BaseException | None = None
         """What ``converse`` raised; the thread has ended. Changes under the owner's lock."""
@@ -104,12 +106,21 @@ class ReconnectingCall:
         if self._thread.ident is not None:
             self._thread.join(timeout)
 
+    @contextlib.contextmanager
+    def _shown(self, channel: grpc.Channel) -> Iterator[None]:
+        """Let others use the channel inside the block."""
+        self.channel = channel
+        try:
+            yield
+        finally:
+            self.channel = None
+
     def _run(self) -> None:
         """Make one call after another until ``close``, ``finish`` or a failure. ``converse`` waits for the server."""
         back_off = BackOff()
         try:
             while not self.is_closed:
-                with contextlib.closing(open_channel(self._address, self._tls)) as channel:
+                with contextlib.closing(open_channel(self._address, self._tls)) as channel, self._shown(channel):
                     has_answered = self._converse(channel)
                 if has_answered:
                     back_off.reset()

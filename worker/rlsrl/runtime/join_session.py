@@ -160,6 +160,11 @@ class JoinSession:
         return self._instance
 
     @property
+    def channel(self) -> grpc.Channel | None:
+        """The open connection to the coordinator; None while there is none. Each reconnect closes it."""
+        return self._calls.channel
+
+    @property
     def unacknowledged(self) -> int:
         """Number of rows that the coordinator has not acknowledged."""
         return self._queue.unacknowledged

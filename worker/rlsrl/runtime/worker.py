@@ -118,10 +118,11 @@ class Worker(ABC, Generic[ConfigT]):
         self._exiting = True
         self._commands.put(None)
 
-    def run(self) -> None:
+    def run(self, *, on_last_poll: Callable[[], None] = lambda: None) -> None:
         """Poll until ``exit``. Call it once. While paused it waits without a limit, until ``start`` or ``exit``.
 
-        If the worker is configured, ``_shutdown`` runs once at the end, also after a failure.
+        If the worker is configured, ``on_last_poll`` and ``_shutdown`` run once at the end, also after a failure.
+        ``on_last_poll`` must not raise.
 
         Raises:
             The first failure of ``_poll``, ``_stats``, ``report`` or ``_shutdown``, unchanged, after ``_shutdown`` ran.
@@ -135,8 +136,10 @@ class Worker(ABC, Generic[ConfigT]):
         try:
             self._loop()
         except BaseException as failure:
+            on_last_poll()
             self._shutdown_after(failure)
             raise
+        on_last_poll()
         self._end()
 
     def _loop(self) -> None:

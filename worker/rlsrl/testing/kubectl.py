@@ -80,8 +80,7 @@ def namespace(name: str, *, wait: bool = True) -> Iterator[Namespace]:
 
     Raises ``KubectlFailed``, and deletes nothing, if the name is taken.
 
-    With ``wait=False`` the deletion continues in the background: trainers without a coordinator try for a minute to
-    store their last state.
+    With ``wait=False`` the deletion continues in the background.
     """
     made = Namespace(name)
     document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": _RESTRICTED}}

@@ -29,14 +29,18 @@ option("--namespace")
 if (HERE / "refusal").exists():
     fail((HERE / "refusal").read_text())
 objects = json.loads((HERE / "objects.json").read_text())
+def of_kind(kinds):
+    return {{kind.split(".")[0].rstrip("s") for kind in kinds.split(",")}}
 def of(kinds):
-    kinds = [kind.split(".")[0].rstrip("s") for kind in kinds.split(",")]
-    return [each for each in objects if each["kind"].lower() in kinds]
+    return [each for each in objects if each["kind"].lower() in of_kind(kinds)]
 def has(each, labels):
     own = each["metadata"].get("labels", {{}})
     wanted = [label.partition("=") for label in labels.split(",")]
     return all(own.get(name) == value if equals else name in own for name, equals, value in wanted)
 def get():
+    forbidden = HERE / "forbidden"
+    if forbidden.exists() and of_kind(words[1]) & of_kind(forbidden.read_text()):
+        fail("Error from server (Forbidden): " + words[1] + " is forbidden: User viewer cannot list it")
     selector, field, output = option("--selector"), option("--field-selector"), option("--output")
     found = of(words[1])
     if selector:
@@ -129,6 +133,10 @@ class KubectlStandIn:
     def refuse(self, said: str) -> None:
         """Make every further call fail with this message."""
         (self.folder / "refusal").write_text(said)
+
+    def forbid(self, kinds: str) -> None:
+        """Refuse every further request for one of these kinds, such as ``secrets,pods``, for lack of permission."""
+        (self.folder / "forbidden").write_text(kinds)
 
     def log(self, pod: str, text: str, *, previous: bool = False, ended: bool = False) -> None:
         """Set the log of a pod's current or previous worker. ``--follow`` waits for ever unless it has ended."""

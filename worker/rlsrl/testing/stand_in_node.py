@@ -132,7 +132,8 @@ def _is_marked_lost(pod: Object) -> bool:
 
 def _node_status(now: datetime) -> Object:
     ready = {"type": "Ready", "status": "True", "reason": "StandIn", "lastHeartbeatTime": now.strftime("%FT%TZ")}
-    return {"conditions": [ready], "capacity": {"pods": "1000"}, "allocatable": {"pods": "1000"}}
+    room = {"pods": "1000", "cpu": "1000", "memory": "10Ti"}  # The pods do not run, but they request resources.
+    return {"conditions": [ready], "capacity": room, "allocatable": room}
 
 
 def _status(since: str, state: Object, *, ready: bool = True) -> Object:

@@ -1,9 +1,12 @@
 """The entry point of every worker process: ``python -m rlsrl.workers --role ROLE --config FILE``.
 
-Joins the experiment, configures the role's worker and runs it. Exit codes: 0 the work is complete, or the coordinator
-or SIGTERM ended the worker; 2 the experiment cannot run as written, 3 its environments end it, 4 its last version could
-not be stored, or 5 what it has stored is damaged, so a restart does not help; 12 the call watch ended the worker; 75
-another process or a store cannot be reached; 1 any other error.
+Joins the experiment, configures the role's worker and runs it. SIGTERM lets a worker store its last state and end. A
+worker that is not configured yet ends at once.
+
+Exit codes: 0 the work is complete, or the coordinator or SIGTERM ended the worker; 2 the experiment cannot run as
+written, 3 its environments end it, 4 its last version could not be stored, or 5 what it has stored is damaged, so a
+restart does not help; 12 the call watch ended the worker; 75 another process or a store cannot be reached; 1 any other
+error.
 """
 
 from __future__ import annotations
@@ -153,7 +156,7 @@ def _coordinate(config: CoordinatorConfig) -> None:
         metrics=Metrics(CollectorRegistry()),
         log=structlog.stdlib.get_logger(COORDINATOR),
     )
-    signal.signal(signal.SIGTERM, lambda *_: worker.exit())
+    signal.signal(signal.SIGTERM, lambda *_: worker.retire())
     worker.configure(config)
     worker.start()
     worker.run()
@@ -242,7 +245,6 @@ class _Process:
 
     def _work(self, context: WorkerContext, make_worker: MakeWorker) -> None:
         worker = make_worker(context)
-        signal.signal(signal.SIGTERM, lambda *_: worker.exit())
         worker.start()
         with self._lock:
             self._worker = worker
@@ -250,14 +252,16 @@ class _Process:
                 self._obey(worker, command)
         context.log.info("configuring", incarnation=context.incarnation, attempt=context.attempt, pid=os.getpid())
         worker.configure(self._config)
+        # Until here SIGTERM ends the process at once: there is nothing to store, and a handler would wait for whatever
+        # the worker waits for, such as the other ranks.
+        signal.signal(signal.SIGTERM, lambda *_: worker.exit())
         with self._lock:
             # A command may have paused the worker meanwhile.
             context.join_session.report(state=WorkerState.RUNNING if worker.is_running else WorkerState.PAUSED)
             self._configured = True
         self._on_settings()
         context.log.info("configured")
-        worker.run()
-        context.join_session.report(state=WorkerState.EXITING)
+        worker.run(on_last_poll=lambda: context.join_session.report(state=WorkerState.EXITING))
 
     def _ready_page(self) -> tuple[str, bytes]:
         if not self._configured:

@@ -36,7 +36,7 @@ from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, hea
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.parameters import open_parameter_store
-from rlsrl.workers.coordinator_service import CoordinatorService, RoleSettings
+from rlsrl.workers.coordinator_service import EXIT_SECONDS, CoordinatorService, RoleSettings
 from rlsrl.workers.coordinator_state import take_over
 from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.status import ExperimentInfo
@@ -76,6 +76,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         self._num_heartbeats = 0
         self._num_rows = 0
         self._settings: SettingsFile | None = None
+        self._retiring = False
 
     @property
     def http_address(self) -> tuple[str, int]:
@@ -88,6 +89,14 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         """Let ``run`` return at once."""
         super().exit()
         self._wake.put(None)
+
+    def retire(self) -> None:
+        """Let ``run`` return as after ``exit``, but serve the workers that exit at the same time to their end.
+
+        If a whole experiment is deleted, all its pods get SIGTERM within about a second.
+        """
+        self._retiring = True
+        self.exit()
 
     @override
     def _configure(self, config: CoordinatorConfig) -> None:
@@ -176,6 +185,8 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
                 closing.callback(self._server.stop)
             if self._http is not None:
                 closing.callback(self._http.close)
+            if self._server is not None and self._retiring:
+                closing.callback(self._server.drain)
 
     def _wandb_mirror(self, config: CoordinatorConfig) -> WandbMirror | None:
         if config.wandb is None:
@@ -268,6 +279,16 @@ class CoordinatorServer:
         """Raise RuntimeError, with its cause, if the thread failed."""
         if self._failure is not None:
             raise RuntimeError("the coordinator's server failed") from self._failure
+
+    def drain(self) -> None:
+        """Serve on while workers exit. Return at once if the thread has ended.
+
+        Raises:
+            TimeoutError: the event loop does not answer.
+        """
+        if self._thread.is_alive():
+            loop, _ = self._serving.result(START_SECONDS)
+            asyncio.run_coroutine_threadsafe(self.service.drain(), loop).result(EXIT_SECONDS + ANSWER_SECONDS)
 
     def stop(self) -> None:
         """End all streams and the thread. Idempotent."""

@@ -53,6 +53,13 @@ STALL_SECONDS = 2.0
 nothing."""
 JUDGE_SECONDS = 5.0
 """The longest time between two judgements whether the run stands still."""
+EXIT_NOTICE_SECONDS = 3.0
+"""How long after its own SIGTERM a coordinator expects workers to report that they exit, too. Kubernetes signals the
+pods of a deleted experiment within about a second, and heartbeats are a second apart."""
+EXIT_SECONDS = 10.0
+"""How long a coordinator with a SIGTERM serves workers that exit."""
+DRAIN_CHECK_SECONDS = 0.1
+"""Seconds between two looks at the workers that exit."""
 WRITE_COPIES_SECONDS = 5.0
 """Seconds between two writes of the copies of ledger pages. They are also written when a worker is gone."""
 
@@ -231,6 +238,18 @@ class CoordinatorService(CoordinatorServicer):
         if now - self._judged_at > JUDGE_SECONDS:
             self._judge(self._members.for_status(), self._long_calls.present(now), now)
         self._set_metrics(now)
+
+    async def drain(self) -> None:
+        """Return once no connected worker exits any more: exiting workers store their last versions and rows here.
+
+        If workers are connected, it takes at least ``EXIT_NOTICE_SECONDS``, and never longer than ``EXIT_SECONDS``.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while self._streams and (waited := loop.time() - began) < EXIT_SECONDS:
+            if waited >= EXIT_NOTICE_SECONDS and not self._members.any_exiting(self._streams):
+                return
+            await asyncio.sleep(DRAIN_CHECK_SECONDS)
 
     async def flush(self) -> None:
         """Write the state before the end. A failing disk does not delay the end."""

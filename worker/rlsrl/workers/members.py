@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 
 from rlsrl.api.roles import STREAMS
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
+from rlsrl.runtime.coordination import WorkerState
 from rlsrl.workers.leases import Claim, Lease, Leases
 from rlsrl.workers.status import Member, MemberReport
 
@@ -59,6 +61,14 @@ class Members:
             for (member_role, index), member in self._members.items()
             if member_role == role and STREAMS in member.endpoints and self._is_present(member)
         }
+
+    def any_exiting(self, instances: Container[str]) -> bool:
+        """Return whether one of the members with these instances has reported that it exits."""
+        return any(
+            member.report.state is WorkerState.EXITING
+            for member in self._members.values()
+            if member.instance in instances
+        )
 
     def for_status(self) -> list[Member]:
         """Return all members as the status document needs them."""

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from rlsrl.api.live import settings_of
 from rlsrl.api.resolved import TrainerConfig
+from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.terminal import terminal_record
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.parameters import open_parameter_store
@@ -32,6 +33,9 @@ STEP_DEADLINE_SECONDS = 120.0
 """How long the current training step may take after the worker was asked to exit."""
 DISK_DEADLINE_SECONDS = 120.0
 """How long the queued checkpoints may take after that step."""
+SERVICE_SECONDS = 4.0
+"""How long an absent coordinator may delay the last version of a trainer that was asked to exit. A deleted experiment's
+pods are gone within 15 s, with or without a coordinator."""
 _RESULT = (
     "env_steps",
     "train_steps",
@@ -52,6 +56,7 @@ class TrainerWorker(Worker[TrainerConfig]):
         self._context = context
         self._build = build
         self._parts: TrainerParts | None = None
+        self._db: ParameterDB | None = None
         self._terminal: Mapping[str, Any] | None = None
         self._exit_requests: queue.SimpleQueue[None] = queue.SimpleQueue()
         """One item for each call of ``exit``. Signal handlers may put items, see ``Worker``."""
@@ -70,7 +75,8 @@ class TrainerWorker(Worker[TrainerConfig]):
 
     @override
     def _configure(self, config: TrainerConfig) -> None:
-        db = open_parameter_store(config.parameter_store)
+        session = self._context.join_session
+        db = self._db = open_parameter_store(config.parameter_store, open_connection=lambda: session.channel)
         self._terminal = terminal_record(db, config.policy_name)
         if self._terminal is not None:
             self._context.log.info("already_finished", **self._terminal)
@@ -112,6 +118,9 @@ class TrainerWorker(Worker[TrainerConfig]):
         parts = self._parts
         if parts is None:
             return
+        assert self._db is not None, "configured before it shuts down"
+        if self._wait_for_exit(0.0):
+            self._db.expect_end(SERVICE_SECONDS)
         with parts.resources:
             parts.training.stop()
             parts.training.join(STEP_DEADLINE_SECONDS)

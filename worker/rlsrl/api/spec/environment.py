@@ -39,7 +39,7 @@ class Environment(Model):
     factory: Attribute | None = None
     """A callable that returns an environment with Gymnasium's interface. Called once for each environment."""
     kwargs: Arguments = Field(default_factory=dict)
-    """Arguments for the environment: any JSON of at most 32768 characters."""
+    """Arguments for the environment: any JSON of at most 32768 characters, together with those of a custom network."""
     atari: Atari | None = None
     """Preprocessing of Atari games. Off by default; ``{}`` switches it on with its defaults."""
     max_episode_steps: Count | None = None

@@ -5,13 +5,14 @@ CEL has neither loops nor local names, so the rules spell out its arithmetic.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlsrl.api.model import GANG, INTEGRAL, LIVE, REFUSE, ROLL, Ignored, Model
+from rlsrl.api.model import GANG, INTEGRAL, LIVE, MAX_ARGUMENTS, REFUSE, ROLL, Ignored, Model
 from rlsrl.api.rules import CrossFieldRule, Fault, near_divisors
 from rlsrl.api.spec.algorithm import AlgorithmSpec, PpoSpec
 from rlsrl.api.spec.environment import Environment
@@ -223,7 +224,28 @@ def _lag_allows_whole_rollouts(spec: ExperimentSpec) -> Fault | None:
     )
 
 
+def _arguments_fit_together(spec: ExperimentSpec) -> Fault | None:
+    custom = spec.policy.network.custom
+    if custom is None:
+        return None
+    of_environment, of_network = (
+        len(json.dumps(each)) if each else 0 for each in (spec.environment.kwargs, custom.kwargs)
+    )
+    if of_environment + of_network <= MAX_ARGUMENTS:
+        return None
+    return Fault(
+        f"has {of_network} characters as JSON, beside {of_environment} of environment.kwargs",
+        f"at most {MAX_ARGUMENTS} together; put data into a file of the image or a volume, and pass its path",
+    )
+
+
 _RULES: tuple[CrossFieldRule, ...] = (
+    CrossFieldRule(
+        at="policy.network.custom.kwargs",
+        check=_arguments_fit_together,
+        cel=None,
+        message=f"at most {MAX_ARGUMENTS} characters as JSON, together with environment.kwargs",
+    ),
     # Not a rule of ``Trainers``: an API server judges the default ``trainers: {}`` before it fills in its members.
     CrossFieldRule(
         at="trainers.gpusPerPod",

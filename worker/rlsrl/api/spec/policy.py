@@ -39,7 +39,7 @@ class CustomNetwork(Model):
     factory: Attribute
     """A callable that gets the environment's spaces and returns the network."""
     kwargs: Arguments = Field(default_factory=dict)
-    """Further arguments for the factory: any JSON of at most 32768 characters."""
+    """Further arguments for the factory: any JSON of at most 32768 characters, together with ``environment.kwargs``."""
 
 
 class Network(Model):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,8 +70,12 @@ class ServiceParameterDB(ParameterDB):
         tls: Tls | None = None,
         call_seconds: float = CALL_SECONDS,
         max_transfer_bytes: int = MAX_TRANSFER_BYTES,
+        open_connection: Callable[[], grpc.Channel | None] = lambda: None,
     ) -> None:
         """Store the arguments; each call opens its own connection. ``tls`` is for a service that requires certificates.
+
+        ``open_connection`` returns an open connection to the service, or None. Calls after ``expect_end`` use it:
+        if a whole experiment is deleted, the service's address may be gone before the service.
 
         Raises:
             ValueError: the address is neither ``unix-abstract:NAME`` nor ``HOST:PORT``.
@@ -80,6 +85,9 @@ class ServiceParameterDB(ParameterDB):
         self._call_seconds = call_seconds
         self._max_nbytes = max_transfer_bytes
         self._metadata = token_metadata(token)
+        self._open_connection = open_connection
+        self._give_up_at = math.inf
+        """When calls stop waiting for an absent service, in seconds of the monotonic clock."""
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._channels: set[grpc.Channel] = set()
@@ -91,6 +99,10 @@ class ServiceParameterDB(ParameterDB):
             self._closed.set()
             for channel in self._channels:
                 channel.close()
+
+    @override
+    def expect_end(self, seconds: float) -> None:
+        self._give_up_at = time.monotonic() + seconds
 
     @override
     def get(self, policy: str, ref: Ref = LATEST, newer_than: Version | None = None) -> Parameters | None:
@@ -198,6 +210,9 @@ class ServiceParameterDB(ParameterDB):
     @contextlib.contextmanager
     def _connected(self) -> Iterator[grpc.Channel]:
         """Yield a channel for one call, with the current certificates. The end of the call or ``close`` closes it."""
+        if self._is_ending and (connection := self._open_connection()) is not None:
+            yield connection
+            return
         channel = open_channel(self._address, self._tls)
         try:
             with self._lock:
@@ -210,6 +225,10 @@ class ServiceParameterDB(ParameterDB):
                 self._channels.discard(channel)
             channel.close()
 
+    @property
+    def _is_ending(self) -> bool:
+        return self._give_up_at < math.inf
+
     def _call(self, call: Callable[[grpc.Channel, dict[str, Any]], T], *, seconds: float | None = None) -> T:
         """Repeat a call until the service answers or the deadline passes, ``seconds`` from now.
 
@@ -217,6 +236,7 @@ class ServiceParameterDB(ParameterDB):
         """
         deadline = time.monotonic() + (self._call_seconds if seconds is None else seconds)
         back_off = BackOff()
+        cause: Exception
         while True:
             options = {"timeout": max(deadline - time.monotonic(), 0.0), "metadata": self._metadata}
             try:
@@ -227,12 +247,14 @@ class ServiceParameterDB(ParameterDB):
                     raise error from failed
                 problem, cause = describe(failed), failed
             except ValueError as error:
-                # gRPC raises a ValueError for a call over a channel that `close` has closed.
-                if not self._closed.is_set():
+                # gRPC raises a ValueError for a call over a channel that `close`, or another owner, has closed.
+                if self._closed.is_set():
+                    raise ServiceUnavailable("closed") from error
+                if not self._is_ending:
                     raise
-                raise ServiceUnavailable("closed") from error
+                problem, cause = str(error), error
             delay = back_off.next_delay()
-            if time.monotonic() + delay >= deadline or self._closed.wait(delay):
+            if time.monotonic() + delay >= min(deadline, self._give_up_at) or self._closed.wait(delay):
                 raise ServiceUnavailable(
                     f"no answer from the parameter service at {self._address}: {problem}"
                 ) from cause

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,18 @@ from rlsrl.parameters.protocols import ParameterDB, ParameterPublisher, Paramete
 from rlsrl.runtime.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    import grpc
+
     from rlsrl.parameters.objects import Objects
     from rlsrl.rpc.tls import Tls
 
 
-def open_parameter_store(store: ParameterStoreConfig) -> ParameterDB:
+def open_parameter_store(
+    store: ParameterStoreConfig, *, open_connection: Callable[[], grpc.Channel | None] = lambda: None
+) -> ParameterDB:
     """Return the parameter database of a store. It connects to nothing yet.
+
+    ``open_connection`` is that of ``ServiceParameterDB``, if the store is a service.
 
     Raises:
         ConfigurationError: the environment has no credentials, or a package is missing.
@@ -33,7 +39,9 @@ def open_parameter_store(store: ParameterStoreConfig) -> ParameterDB:
         from rlsrl.rpc.auth import token_from_environment
         from rlsrl.rpc.tls import tls_from_environment
 
-        return ServiceParameterDB(store.service, token_from_environment(), tls=tls_from_environment())
+        return ServiceParameterDB(
+            store.service, token_from_environment(), tls=tls_from_environment(), open_connection=open_connection
+        )
     return open_blobs(store)
 
 

@@ -1,0 +1,57 @@
+"""``kubectl rlsrl params`` reads the bucket of an experiment that no pod serves."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlsrl.api.resolved import ObjectStoreConfig, ParameterStoreConfig
+from rlsrl.api.role_configs import POLICY_NAME
+from rlsrl.cli import main
+from rlsrl.data.version import Version
+from rlsrl.testing.cluster_objects import NAME, UID, experiment
+from rlsrl.testing.kubectl_standin import KubectlStandIn
+from rlsrl.testing.parameter_dbs import make_parameters
+from rlsrl.testing.s3_server import CREDENTIALS, REGION, S3Server
+from rlsrl.workers.build.parameters import open_blobs
+
+KEYS = {
+    "kind": "Secret",
+    "metadata": {"name": "bucket-keys"},
+    "data": {name: base64.b64encode(value.encode()).decode() for name, value in CREDENTIALS.items()},
+}
+
+
+def test_a_suspended_experiment_shows_its_versions(
+    tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"suspended-{uuid.uuid4().hex}"
+    s3_server.create_bucket(bucket)
+    place = {"url": f"s3://{bucket}/runs", "endpoint": s3_server.endpoint, "region": REGION}
+    stored = ObjectStoreConfig.model_validate({**place, "url": f"{place['url']}/{NAME}-{UID}", "answer_seconds": 10.0})
+    open_blobs(ParameterStoreConfig(object_store=stored)).push(POLICY_NAME, make_parameters(Version(1, 64)))
+    for name in CREDENTIALS:  # from now on only the Secret has them
+        monkeypatch.setenv(name, "wrong")
+
+    suspended = experiment("Suspended")
+    suspended["spec"] = {
+        "environment": {"id": "CartPole-v1"},
+        "actors": {"environments": 8},
+        "parameters": {"store": {"objectStore": {**place, "credentialsSecret": "bucket-keys"}}},
+        "stop": {"envSteps": 1000},
+    }
+    (tmp_path / "kubectl").mkdir()
+    cluster = KubectlStandIn(tmp_path / "kubectl")
+    cluster.show(suspended, KEYS)
+    monkeypatch.setenv("PATH", f"{cluster.folder}{os.pathsep}{os.environ['PATH']}")
+    listed = CliRunner().invoke(main, ["params", "list", NAME, "-n", "research", "--json"])
+    assert listed.exit_code == 0, listed.output
+    assert [version["version"] for version in json.loads(listed.stdout)] == ["1.64"]
