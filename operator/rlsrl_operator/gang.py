@@ -149,7 +149,7 @@ def _end_of(pod: Manifest, complete_since: datetime | None) -> str | None:
 
 
 def _signature(pods: Sequence[Manifest]) -> str:
-    """Return the signature of the attempt's failures; empty if one of them is a kill or may pass."""
+    """Return the signature of the attempt's failures; empty if one of them is a kill or may not repeat."""
     ended = [next(iter(terminations(pod)), None) for pod in pods]
     failed = [each for each in ended if each is not None and each.get("exitCode")]
     found = {signature(each["exitCode"], (each.get("message") or "").strip().splitlines()) for each in failed}

@@ -23,7 +23,7 @@ _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|[0-9]+")
 
 
 def signature(code: int, lines: Sequence[str]) -> str:
-    """Return a text that is equal for the same exception at the same place, and ``""`` for a failure that may pass.
+    """Return a text that is equal for the same exception at the same place, and ``""`` for one that may not repeat.
 
     Args:
         code: the exit code.

@@ -193,7 +193,7 @@ class JoinSession:
     ) -> None:
         """Set parts of the next heartbeat. Cheap: call it whenever something changes.
 
-        None leaves a part unchanged. ``stats`` and ``texts`` replace the values of their keys; an empty text is none.
+        None leaves a part unchanged. ``stats`` and ``texts`` replace the values of their keys; an empty one is removed.
         """
         self._queue.report(state=state, stats=stats, version=version, texts=texts)
 

@@ -37,7 +37,7 @@ UNSTORED_REASON = "unstored_reason"
 
 @dataclass(frozen=True, kw_only=True)
 class Unstored:
-    """The newest versions are not stored."""
+    """How many of the newest versions are not stored, and why."""
 
     num_versions: int
     """How many versions were due since the newest stored one."""
@@ -97,8 +97,8 @@ class CheckpointWriter:
         self.num_unstored = 0
         """How many checkpoints were due since the newest stored one. 0 until an attempt has failed."""
         self._num_due = 0
-        self._num_settled = 0
-        """How many checkpoints were due until the newest stored one."""
+        self._last_stored = 0
+        """``_Due.number`` of the newest stored checkpoint; 0 before."""
         self._closing = threading.Event()
         self._pipe: Pipe[_Due] = Pipe(QUEUED)
         self._stage: MappingThread[_Due, None] = MappingThread(
@@ -175,7 +175,7 @@ class CheckpointWriter:
         steps = deque([lambda: self.store_now(checkpoint)])
         if record is not None:
             steps.append(lambda: self._db.annotate(self._policy_name, version, {TERMINAL_KEY: record}))
-        self._insist(steps, self._due(checkpoint), 0.0 if record is None else self._versions.retry_last_seconds)
+        self._retry(steps, self._due(checkpoint), 0.0 if record is None else self._versions.retry_last_seconds)
         if self.num_unstored:  # the record failed at first
             self.num_unstored = 0
             self._on_stored(version)
@@ -214,11 +214,11 @@ class CheckpointWriter:
         except OSError as error:
             self._report(error, due)
             return False
-        self._num_settled = due.number
+        self._last_stored = due.number
         return True
 
-    def _insist(self, steps: deque[Callable[[], None]], due: _Due, seconds: float) -> None:
-        """Take the steps that store ``due``, each until it succeeds."""
+    def _retry(self, steps: deque[Callable[[], None]], due: _Due, seconds: float) -> None:
+        """Take the steps that store ``due``; repeat each until it succeeds, for ``seconds`` in all."""
         back_off = BackOff(first_seconds=FIRST_RETRY_SECONDS, max_seconds=MAX_RETRY_SECONDS)
         deadline = self._clock.monotonic() + seconds
         while steps:
@@ -249,6 +249,6 @@ class CheckpointWriter:
     def _report(self, error: OSError, due: _Due, *, outlook: str = "") -> None:
         """Log and report that ``due`` could not be stored. Called where ``error`` is handled."""
         version = str(due.checkpoint.parameters.version)
-        self.num_unstored = due.number - self._num_settled
+        self.num_unstored = due.number - self._last_stored
         self._on_failed(Unstored(num_versions=self.num_unstored, why=f"{version}: {error}{outlook}"))
         self._log.exception("checkpoint_failed", version=version, errno=error.errno)
