@@ -1,7 +1,7 @@
 """Environment faults: an environment raised, or gave what training cannot use, and the run goes on without it.
 
 ``VectorEnv`` implementations find faults and repair slots. ``EnvironmentFaults`` counts and logs them, for all
-environments of one actor. It ends the run when nothing else comes, and the actor when one environment fails repeatedly.
+environments of one actor. It ends the run if only faults come, and the actor if one environment fails repeatedly.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ ERROR_BUDGET = 5
 ERROR_DECAY_SECONDS = 600.0
 """Seconds in which the spent errors of an environment fall by one, continuously."""
 _ERROR_CHARACTERS = 500
-"""Of an error's line. The log has the whole text, with the traceback."""
+"""Longest line about an error. The log has the traceback."""
 _ASKING_SHARE = 10
-"""An actor looks at the fleet once its own row has this part of ``max_non_finite``."""
+"""An actor looks at the fleet once its own row is at least ``max_non_finite`` divided by this number."""
 
 _log = structlog.stdlib.get_logger(__name__)
 
@@ -184,7 +184,7 @@ class EnvironmentFaults:
         Raises:
             EnvironmentFailed: the budget is spent: the environment is not made again.
         """
-        told, text = f"{named(ranks)} {_told(error)}", _traceback(error)
+        line, text = f"{named(ranks)} {_in_words(error)}", _traceback(error)
         with self._lock:
             self.num_faults += 1
             now, before = self._now(), self._errors.get(ranks.start)
@@ -192,13 +192,13 @@ class EnvironmentFaults:
             is_first = before is None or spent == 0.0
             errors = _Errors(
                 spent=Spent(amount=spent + 1.0, at=now),
-                first=told if before is None or is_first else before.first,
+                first=line if before is None or is_first else before.first,
                 traceback=text if before is None or is_first else before.traceback,
             )
             self._errors[ranks.start] = errors
             details = {"traceback": text} if is_first and text else {}
             self._log.warning(
-                "environment_fault", reason="environment_error", rank=ranks.start, step=step, error=told, **details
+                "environment_fault", reason="environment_error", rank=ranks.start, step=step, error=line, **details
             )
         self._on_fault("environment_error")
         if errors.spent.amount > self._error_budget:
@@ -237,7 +237,7 @@ class EnvironmentFaults:
 
 def not_made(name: str, error: Exception) -> EnvironmentFailed:
     """Return the failure of the environment of that name, which raised ``error`` when it was made."""
-    return EnvironmentFailed(f"{name} cannot be made: it {_told(error)}", traceback=_traceback(error))
+    return EnvironmentFailed(f"{name} cannot be made: it {_in_words(error)}", traceback=_traceback(error))
 
 
 def named(ranks: range) -> str:
@@ -247,10 +247,10 @@ def named(ranks: range) -> str:
     return f"environment ranks {ranks.start} to {ranks[-1]}, which step in bulk,"
 
 
-def _told(error: Exception) -> str:
+def _in_words(error: Exception) -> str:
     is_contract = isinstance(error, BrokenContract)
-    told = f"breaks Gymnasium's contract: {error}" if is_contract else f"raised {type(error).__name__}: {error}"
-    return shorten(told, _ERROR_CHARACTERS, placeholder="...")
+    text = f"breaks Gymnasium's contract: {error}" if is_contract else f"raised {type(error).__name__}: {error}"
+    return shorten(text, _ERROR_CHARACTERS, placeholder="...")
 
 
 def _traceback(error: Exception) -> str:

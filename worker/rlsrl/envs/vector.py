@@ -104,13 +104,11 @@ class LoopVectorEnv(VectorEnv):
         Args:
             make: Makes one environment.
             seeds: The seed of each environment's first reset. Later resets continue its random stream.
-            first_rank: The environment rank of the first environment: its number among those of all actors. Errors
-                name environment ranks.
+            first_rank: The environment rank of the first environment. Errors name environment ranks.
             max_decorrelation_steps: Upper bound of the random steps that each environment takes before the first slot,
                 so that episodes of equal length do not end together. Random steps are not transitions, but they count
                 in the return and length of their episode.
-            wrap_call: Wraps each call of an environment after its first making: takes an ``EnvCall`` and returns its
-                substitute.
+            wrap_call: Returns the substitute of an ``EnvCall``. Not for the first making of each environment.
             faults: Counts the environments' faults; None: they are logged only.
             board: Shows the environments' calls to the call watch; None: nobody watches them.
 

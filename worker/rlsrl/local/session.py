@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any, TextIO
@@ -119,27 +120,22 @@ def run_life(
     status_file.remove()
     monitor.start(interval_seconds=min(display.interval_seconds, STATUS_INTERVAL_SECONDS))
     variables = child_environment(os.environ, token=token, modules=modules)
-    check: EnvironmentCheck | None = None
+    restarts = experiment.spec.restarts
     try:
-        if is_users_own(experiment.spec.environment) and not folder.record.attempt:
-            report = folder.logs / "environment-check.txt"
-            check = EnvironmentCheck(_config(folder, ACTOR), report, environment=variables, show=display.note)
-        restarts = experiment.spec.restarts
-        return LocalController(
-            plans=_plans(folder, resolved),
-            limits=RestartLimits(budget=restarts.budget, decay_seconds=restarts.decay_seconds),
-            journal=folder,
-            display=display,
-            launch=LaunchOptions(
-                environment=variables,
-                logs=folder.logs,
-                command=command,
-                keep_fds=(folder.lock_fd,),
-            ),
-        ).run()
+        with _environment_check(folder, experiment, variables, display.note):
+            return LocalController(
+                plans=_plans(folder, resolved),
+                limits=RestartLimits(budget=restarts.budget, decay_seconds=restarts.decay_seconds),
+                journal=folder,
+                display=display,
+                launch=LaunchOptions(
+                    environment=variables,
+                    logs=folder.logs,
+                    command=command,
+                    keep_fds=(folder.lock_fd,),
+                ),
+            ).run()
     finally:
-        if check is not None:
-            check.close()
         monitor.close()
         display.close()
         folder.check()
@@ -154,6 +150,16 @@ def _prepare(folder: RunFolder, resolved: ResolvedExperiment) -> list[str]:
     lost = check_documents_and_pages(folder, resolved.coordinator)
     settle_ledger(folder.ledger)
     return [*resolved.warnings, *lost]
+
+
+def _environment_check(
+    folder: RunFolder, experiment: RLExperiment, variables: Mapping[str, str], show: Callable[[str], None]
+) -> AbstractContextManager[object]:
+    """Begin to check an environment of the user's own, before the first attempt. The exit ends the check."""
+    if folder.record.attempt or not is_users_own(experiment.spec.environment):
+        return nullcontext()
+    report = folder.logs / "environment-check.txt"
+    return closing(EnvironmentCheck(_config(folder, ACTOR), report, environment=variables, show=show))
 
 
 def write_summary(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, Any]:

@@ -19,14 +19,14 @@ from rlsrl.workers.build.common import environment_source
 
 NUM_STEPS = 50
 """Steps of the check. A broken contract shows in the first few."""
-IDLE = 19
-"""The nice value of the check: the workers that start meanwhile come first."""
+NICENESS = 19
+"""Niceness of the check: the workers that start meanwhile come first."""
 
 
 def main() -> None:
     """Check, and write the problems that were found."""
     config, report = map(Path, sys.argv[1:])
-    os.nice(IDLE)
+    os.nice(NICENESS)
     if (parent := os.environ.get(PARENT_VARIABLE)) is not None:
         die_with_parent(int(parent))
     source = environment_source(ActorConfig.from_json(config.read_bytes()).environment)

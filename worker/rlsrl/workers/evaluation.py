@@ -24,8 +24,8 @@ _NOISE_DOMAIN = 21
 
 
 class EvaluationUnfinished(RuntimeError):
-    """There is no result. The text says why: an environment has not ended its episodes within the allowed steps, with
-    its number and theirs; or the mean return is not finite."""
+    """There is no result. The text says why: an environment has not ended its episodes within the allowed steps, or the
+    mean return is not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ class Evaluation:
         Args:
             actor: Has its weights, for slots of ``num_steps`` steps with one lane per environment.
             envs: Have not been stepped. The caller closes them.
-            faults: Those of the environments; None: they are not reported.
+            faults: Counts the environments' faults; None: the result reports none.
             num_steps: Steps between two checks for the end.
             episodes_per_environment: Episodes that count of each environment. Later episodes do not count.
             max_steps: Steps of each environment after which to give up, rounded up to whole slots.

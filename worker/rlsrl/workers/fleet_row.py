@@ -1,5 +1,6 @@
 """Counts the non-finite steps and resets in a row over the environments of all actors.
 
+A row is a sequence of such steps and resets without a finite transition in between, of one actor or of the whole fleet.
 Each actor with faults reports its own row with its heartbeats. An actor whose environments give nothing else reads the
 reports of all from the coordinator's status page, at most once a second, in the thread that steps its environments.
 """
@@ -32,7 +33,7 @@ StatusPage = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
-    """One actor's row, as its last heartbeat told."""
+    """One actor's row, from its last heartbeat."""
 
     incarnation: int
     num_ended: float

@@ -59,7 +59,7 @@ class ActorParts:
     policy: LocalPolicy | RemotePolicy
     ledger: ActorLedger
     faults: EnvironmentFaults
-    """Those of all groups."""
+    """The faults of all groups' environments."""
     resources: ExitStack
     """Closes all parts and the ledger's page; before that, the groups stop writing into slots."""
 

@@ -116,12 +116,7 @@ def build_trainer(
             learning=_learning(config, context, env_spec, learner, device),
             experience=_experience(config, state, consumer, buffer, ledger),
             start=_starting_point(config, context, state, absent_ledgers=ledgers[gang.size :]),
-            outputs=Outputs(
-                publish=_open_publisher(config, context, metadata, resources) if gang.rank == 0 else _publish_nothing,
-                store=checkpoints.store,
-                metadata=metadata,
-                on_end=on_training_end,
-            ),
+            outputs=_outputs(config, context, metadata, resources, gang, checkpoints, on_training_end),
             context=context,
             gang=gang,
         )
@@ -171,6 +166,20 @@ def _open_consumer(
     )
 
 
+def _outputs(
+    config: TrainerConfig,
+    context: WorkerContext,
+    metadata: Mapping[str, Any],
+    resources: ExitStack,
+    gang: Gang,
+    checkpoints: CheckpointWriter,
+    on_end: Callable[[], None],
+) -> Outputs:
+    """Return where a rank's results go. Rank 0 publishes for all ranks."""
+    publish = _open_publisher(config, context, metadata, resources) if gang.rank == 0 else _publish_nothing
+    return Outputs(publish=publish, store=checkpoints.store, metadata=metadata, on_end=on_end)
+
+
 def _open_publisher(
     config: TrainerConfig, context: WorkerContext, metadata: Mapping[str, Any], resources: ExitStack
 ) -> Callable[[Parameters], None]:
@@ -180,7 +189,6 @@ def _open_publisher(
 
 
 def _publish_nothing(parameters: Parameters) -> None:
-    """Rank 0 publishes for all ranks."""
     del parameters
 
 
