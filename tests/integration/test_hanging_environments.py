@@ -26,6 +26,7 @@ spec:
   policy: {{network: {{mlp: {{hiddenSizes: [16]}}}}}}
   algorithm: {{ppo: {{epochs: 1, minibatchSize: 64}}}}
   actors: {{environments: 4, rolloutLength: 16, vectorization: {vectorization}}}
+  trainers: {{compile: "off"}}
   stop: {{returnMean: 7.5, episodes: 50}}
 """
 
@@ -108,6 +109,35 @@ def test_a_call_that_hangs_is_named_everywhere(
         (tmp_path / "gate").touch()
         assert run.wait() == 0, run.output
     assert place.desk.facts().leftovers() == []
+
+
+@pytest.mark.slow
+def test_a_run_that_stands_still_says_why_until_it_goes_on(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with place.desk.begin() as run:
+        place.hang(run)
+
+        def stall() -> dict[str, Any] | None:
+            status = run.facts.status()
+            return None if status is None else status["stall"]
+
+        found = run.until(stall, "a stall")
+        assert found["seconds"] > 60
+        call, *waits = found["reasons"]
+        assert call.startswith("environment rank 3 has been in step for 6")
+        assert re.match(r"trainer-0 has waited for batch for [56]\d s$", waits[0]), waits
+        status = run.facts.status()
+        assert status is not None
+        assert status["totals"]["env_steps_per_second"] == 0
+        text = re.compile(r"NO STEP for \d+ s: environment rank 3 has been in step for ")
+        run.until(lambda: text.search(run.output), "a line of rlsrl run")
+        assert text.search(place.desk.call("top", "live").stdout)
+        (actor,) = run.workers("actor")
+        os.kill(actor.pid, signal.SIGKILL)
+        place.await_steps(run)
+        assert stall() is None
+        (tmp_path / "gate").touch()
+        assert run.wait() == 0, run.output
 
 
 def _is_gone(run: LiveRun) -> bool:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import mmap
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
 
 from rlsrl.runtime.call_board import BOARD_BYTES, IDLE, IS_RESET, LANE, NUM_CALLS, CallBoard, CallName, EnvironmentCall
-from rlsrl.workers.call_watch_process import LONG_SECONDS, POLL_SECONDS, REPEAT_SECONDS, CallWatch, WatchOptions
+from rlsrl.testing.waiting import until
+from rlsrl.workers.call_watch_process import (
+    LONG_SECONDS,
+    POLL_SECONDS,
+    REPEAT_SECONDS,
+    CallWatch,
+    WatchOptions,
+    is_stopped,
+)
 
 
 class Watched:
@@ -82,6 +93,17 @@ def test_a_call_that_reaches_its_limit_is_reported_and_ends_the_worker(is_reset:
     worker.pass_time(POLL_SECONDS)
     assert worker.ended == [(41, field)]
     assert worker.reports == [([(41, "reset" if is_reset else "step", 2.0)], field)]
+
+
+def test_a_stopped_worker_is_seen_so_that_its_calls_stand_still() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        assert not is_stopped(worker.pid)
+        worker.send_signal(signal.SIGSTOP)
+        until(lambda: is_stopped(worker.pid), "the process stops")
+        worker.send_signal(signal.SIGCONT)
+        until(lambda: not is_stopped(worker.pid), "the process goes on")
+        worker.kill()
+    assert not is_stopped(worker.pid)
 
 
 def test_options_survive_the_command_line() -> None:

@@ -18,7 +18,7 @@ CAPACITY = {"actor": 2, "trainer": 1, "evaluator": 1}
 def worker(
     role: str,
     index: int = 0,
-    waiting_for: str = "",
+    waits_for: str = "",
     *,
     since: float = 0.0,
     heard_at: float = 1e9,
@@ -35,9 +35,10 @@ def worker(
         pid=1,
         host="h",
         endpoints={},
-        report=MemberReport(state=state, waiting_for=waiting_for),
+        report=MemberReport(state=state),
         heard_at=heard_at,
         present=present,
+        waits_for=waits_for,
         waiting_since=since,
     )
 

@@ -10,7 +10,16 @@ from rlsrl.runtime.coordination import WorkerState
 from rlsrl.runtime.ledger import Mark, PageRecord, Posted, PostedCount
 from rlsrl.workers.ledger_copies import LedgerCopies
 from rlsrl.workers.long_calls import WorkerCall
-from rlsrl.workers.status import ExperimentInfo, Member, MemberReport, RunPhase, Stall, build_status, derive_phase
+from rlsrl.workers.status import (
+    ExperimentInfo,
+    Member,
+    MemberReport,
+    RunPhase,
+    Stall,
+    build_status,
+    derive_phase,
+    main_wait,
+)
 
 NO_PAGES = LedgerCopies({})
 EXPERIMENT = ExperimentInfo(name="cartpole", run_uid="u1", heartbeat_seconds=1.0, endpoints={"http": "h:1"}, done=False)
@@ -147,6 +156,22 @@ def test_a_call_is_listed_whether_its_worker_has_its_lease_or_not() -> None:
             "seconds": 42.0,
             "text": "environment rank 3 has been in step for 42 s (actor-0)",
         }
+
+
+@pytest.mark.parametrize(
+    ("activity", "waiting_for", "expected"),
+    [
+        ({"batch": 0.98, "working": 0.02}, "", "batch"),
+        ({"working: update": 0.4, "working": 0.2, "batch": 0.4}, "batch", ""),
+        ({"credit": 0.4, "parameters": 0.4, "working": 0.2}, "credit", ""),
+        ({}, "trainer", "trainer"),
+        ({}, "", ""),
+    ],
+)
+def test_a_wait_is_what_a_worker_does_most_of_the_time(
+    activity: dict[str, float], waiting_for: str, expected: str
+) -> None:
+    assert main_wait(MemberReport(activity=activity, waiting_for=waiting_for)) == expected
 
 
 def test_a_run_that_stands_still_says_since_when_and_why() -> None:

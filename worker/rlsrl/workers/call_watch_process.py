@@ -219,13 +219,13 @@ def main() -> int:
     while os.getppid() == parent:
         time.sleep(POLL_SECONDS)
         now = time.monotonic()
-        if not _is_stopped(parent):
+        if not is_stopped(parent):
             watch.look(min(now - looked_at, MAX_LOOK_SECONDS))
         looked_at = now
     return 0
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     """Return whether the process is stopped (SIGSTOP, a debugger): then its calls stand still, too."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

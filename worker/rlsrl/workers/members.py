@@ -12,7 +12,7 @@ from rlsrl.api.roles import STREAMS
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.workers.leases import Claim, Lease, Leases
-from rlsrl.workers.status import Member, MemberReport
+from rlsrl.workers.status import Member, MemberReport, main_wait
 
 
 class Members:
@@ -49,9 +49,10 @@ class Members:
         """Note the report of the member with that claim."""
         assert claim.index is not None, "the claim of a member has an index"
         member = self._members[claim.role, claim.index]
-        still_waits = report.waiting_for == member.report.waiting_for
+        waits_for = main_wait(report)
+        since = member.waiting_since if waits_for == member.waits_for else now
         self._members[claim.role, claim.index] = replace(
-            member, report=report, heard_at=now, waiting_since=member.waiting_since if still_waits else now
+            member, report=report, heard_at=now, waits_for=waits_for, waiting_since=since
         )
 
     def addresses(self, role: str) -> dict[int, str]:

@@ -100,7 +100,7 @@ def judge(
 
 
 def _works(member: Member) -> bool:
-    return member.role in (ACTOR, TRAINER) and member.report.waiting_for in ("", COMPILER)
+    return member.role in (ACTOR, TRAINER) and member.waits_for in ("", COMPILER)
 
 
 def _silences(silent: Sequence[Member], now: float) -> Iterator[str]:
@@ -112,12 +112,10 @@ def _silences(silent: Sequence[Member], now: float) -> Iterator[str]:
 
 def _waits(members: Sequence[Member], now: float) -> Iterator[str]:
     """Yield a text for each role and each reason to wait, trainers first: the worker that has waited longest."""
-    waiting = [member for member in members if member.report.waiting_for]
-    groups = sorted(
-        {(each.role, each.report.waiting_for) for each in waiting}, key=lambda group: (group[0] != TRAINER, group)
-    )
+    waiting = [member for member in members if member.waits_for]
+    groups = sorted({(each.role, each.waits_for) for each in waiting}, key=lambda group: (group[0] != TRAINER, group))
     for group in groups:
-        of_group = (each for each in waiting if (each.role, each.report.waiting_for) == group)
+        of_group = (each for each in waiting if (each.role, each.waits_for) == group)
         first, *more = sorted(of_group, key=lambda each: each.waiting_since)
         yield f"{_named(first)} has waited for {group[1]} for {now - first.waiting_since:.0f} s{_and_more(more)}"
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rlsrl.api.role_names import TRAINER
 from rlsrl.data.version import Version
+from rlsrl.runtime.activity import stage_of
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.workers.ledger_copies import LedgerCopies
 from rlsrl.workers.long_calls import WorkerCall
@@ -58,8 +59,10 @@ class Member:
     """The time of its last message, in seconds on the coordinator's clock."""
     present: bool
     """Whether it holds its lease."""
+    waits_for: str = ""
+    """``main_wait`` of its last heartbeat."""
     waiting_since: float = 0.0
-    """The time of the first of the last heartbeats in a row with the same ``waiting_for``."""
+    """The time of the first of the last heartbeats in a row with the same ``waits_for``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +123,17 @@ def build_status(
         "stall": None if stall is None else {"seconds": round(stall.seconds, 1), "reasons": list(stall.reasons)},
         "endpoints": dict(experiment.endpoints),
     }
+
+
+def main_wait(report: MemberReport) -> str:
+    """Return what a worker waits for most of the time, or "" if it works most of the time.
+
+    A worker that waits for the same again and again reports no wait if its heartbeat falls between two waits. Before
+    the shares of its time are known, the present wait counts.
+    """
+    if not report.activity:
+        return report.waiting_for
+    return next((name for name, share in report.activity.items() if share > 0.5 and stage_of(name) is None), "")
 
 
 def is_stale(member: Member, now: float, heartbeat_seconds: float) -> bool:
