@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,7 @@ from rlsrl.runtime.errors import RUN_DAMAGED
 from rlsrl.testing.cluster_objects import experiment, labels
 from rlsrl.testing.kubectl_standin import KubectlStandIn
 from rlsrl.testing.pods import TOKEN, Pods
+from rlsrl.testing.s3_server import CREDENTIALS, REGION, S3Server
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
 EXPERIMENT = """
@@ -80,18 +82,23 @@ CASES = [
 ]
 
 
+def train_and_end(pods: Pods) -> None:
+    """Run all pods until some versions are stored."""
+    roles = [("coordinator", ()), ("trainer", ("--attempt", "1")), ("actor", ())]
+    processes = [pods.start(role, pods.resolved.configs[role], *words)[0] for role, words in roles]
+    until(lambda: pods.train_steps() > 20, "some versions")
+    for process in reversed(processes):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_SECONDS) == 0
+
+
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pods, Path]]:
     """Yield a run whose pods have ended after some versions, with the folder of its volume."""
     folder = tmp_path_factory.mktemp("damaged-pods")
     with ExitStack() as stack:
         pods = Pods(EXPERIMENT, folder, stack)
-        roles = [("coordinator", ()), ("trainer", ("--attempt", "1")), ("actor", ())]
-        processes = [pods.start(role, pods.resolved.configs[role], *words)[0] for role, words in roles]
-        until(lambda: pods.train_steps() > 20, "some versions")
-        for process in reversed(processes):
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(DEADLINE_SECONDS) == 0
+        train_and_end(pods)
         shutil.copytree(folder / "data", folder / "whole")
         yield pods, folder / "data"
 
@@ -164,6 +171,31 @@ def test_trainers_that_resume_from_an_older_version_say_which_and_why(pods: Pods
     assert event["lost_steps"] > 0
     said = str(Rollback(**{name: event[name] for name in ("attempt", "version", "newest", "reason", "lost_steps")}))
     until(lambda: pods.status()["totals"]["rollback"] == said, "the coordinator's status says so")
+
+
+@pytest.mark.slow
+def test_damage_in_a_bucket_is_named_too(tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"damaged-{uuid.uuid4().hex}"
+    objects = s3_server.create_bucket(bucket)
+    store = f"{{objectStore: {{url: 's3://{bucket}/runs', endpoint: '{s3_server.endpoint}', region: {REGION}}}}}"
+    with ExitStack() as stack:
+        pods = Pods(EXPERIMENT, tmp_path, stack, overrides=[f"parameters.store={store}"])
+        train_and_end(pods)
+        host = pods.resolved.coordinator.coordinator_address.rpartition(":")[0]
+        (roster,) = objects.rglob("roster.json")
+        whole = roster.read_bytes()
+        truncated(roster)
+        line = error_of(pods, "coordinator", *pods.start("coordinator", pods.resolved.coordinator, host=host))
+        assert "roster.json is not a roster" in line
+        assert bucket in line
+        roster.write_bytes(whole)
+        for path in objects.rglob("*.safetensors"):
+            zeroed(path)
+        pods.start("coordinator", pods.resolved.coordinator, host=host)
+        line = error_of(pods, "trainer", *pods.start("trainer", pods.resolved.trainer, "--attempt", "2"))
+        assert "no stored version is intact with its state: default/" in line
 
 
 def test_params_marks_damaged_versions_of_a_cluster(

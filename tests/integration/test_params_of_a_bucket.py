@@ -28,20 +28,22 @@ KEYS = {
 }
 
 
-def test_a_suspended_experiment_shows_its_versions(
-    tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fresh_attempt", [None, 3])
+def test_a_suspended_experiment_shows_the_versions_of_its_present_run(
+    tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, fresh_attempt: int | None
 ) -> None:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     bucket = f"suspended-{uuid.uuid4().hex}"
     s3_server.create_bucket(bucket)
     place = {"url": f"s3://{bucket}/runs", "endpoint": s3_server.endpoint, "region": REGION}
-    stored = ObjectStoreConfig.model_validate({**place, "url": f"{place['url']}/{NAME}-{UID}", "answer_seconds": 10.0})
-    open_blobs(ParameterStoreConfig(object_store=stored)).push(POLICY_NAME, make_parameters(Version(1, 64)))
+    for run, step in ((f"{NAME}-{UID}", 64), (f"{NAME}-{UID}-3", 65)):
+        stored = ObjectStoreConfig.model_validate({**place, "url": f"{place['url']}/{run}", "answer_seconds": 10.0})
+        open_blobs(ParameterStoreConfig(object_store=stored)).push(POLICY_NAME, make_parameters(Version(1, step)))
     for name in CREDENTIALS:  # from now on only the Secret has them
         monkeypatch.setenv(name, "wrong")
 
-    suspended = experiment("Suspended")
+    suspended = experiment("Suspended", **({} if fresh_attempt is None else {"freshAttempt": fresh_attempt}))
     suspended["spec"] = {
         "environment": {"id": "CartPole-v1"},
         "actors": {"environments": 8},
@@ -54,4 +56,6 @@ def test_a_suspended_experiment_shows_its_versions(
     monkeypatch.setenv("PATH", f"{cluster.folder}{os.pathsep}{os.environ['PATH']}")
     listed = CliRunner().invoke(main, ["params", "list", NAME, "-n", "research", "--json"])
     assert listed.exit_code == 0, listed.output
-    assert [version["version"] for version in json.loads(listed.stdout)] == ["1.64"]
+    assert [version["version"] for version in json.loads(listed.stdout)] == [
+        "1.64" if fresh_attempt is None else "1.65"
+    ]

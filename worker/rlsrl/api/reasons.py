@@ -277,8 +277,8 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
         ),
         "ClaimReplaced": Judgement(
             "The experiment's volume claim was deleted, and an empty one has taken its place. The message has what was "
-            "lost. Trainers that run go on and store their next version in the new volume. After a restart before "
-            "that, training begins at step 0.",
+            "lost. Trainers that run go on and store their next version in the new volume. A restart before that "
+            "leaves nothing to resume from.",
             "Nothing can bring the versions back, unless the cluster has a snapshot of the volume.",
             "False",
         ),

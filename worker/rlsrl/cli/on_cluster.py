@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.placement import COORDINATOR_PORT, cluster_placement
 from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY, certified_name
+from rlsrl.api.retry import run_uid_of
 from rlsrl.api.role_names import COORDINATOR
 from rlsrl.api.spec import API_VERSION, KIND
 from rlsrl.api.status import Phase
@@ -34,7 +35,7 @@ _UNSERVED: Mapping[Phase, str] = {
     """-p '{"spec": {"suspend": false}}'` continues it""",
     "Queued": "its trainers wait in a queue, and its other pods wait for them: see `kubectl rlsrl why NAME`",
     "Succeeded": "its coordinator has no running pod: see `kubectl describe statefulset NAME-coordinator`",
-    "Failed": "its coordinator has no running pod: see `kubectl describe statefulset NAME-coordinator`",
+    "Failed": "its coordinator has no running pod: see `kubectl rlsrl why NAME`",
 }
 """By phase: why no pod serves an experiment, and what to do. In other phases a coordinator is there or about to be."""
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
@@ -138,7 +139,8 @@ def _bucket_database(kubectl: Kubectl, experiment: Object) -> ParameterDB:
         data = json.loads(kubectl.ask("get", "secret", secret, "--output", "json")).get("data", {})
         os.environ.update({key: base64.b64decode(value).decode() for key, value in data.items()})
     document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": metadata["name"]}}
-    placement = cluster_placement(run_uid=metadata["uid"], coordinator_host="")
+    run_uid = run_uid_of(metadata["uid"], read_status(experiment).fresh_attempt)
+    placement = cluster_placement(run_uid=run_uid, coordinator_host="")
     try:
         spec = load_text(json.dumps({**document, "spec": experiment["spec"]}))
     except SpecError as error:
