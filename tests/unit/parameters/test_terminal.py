@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlsrl.data.version import Version
-from rlsrl.parameters.terminal import TERMINAL_KEY, terminal_record, withdraw_failure
+from rlsrl.parameters.terminal import TERMINAL_KEY, terminal_record, withdraw_failure, withdrawn_failure
 from rlsrl.testing.memory_parameter_db import MemoryParameterDB
 from rlsrl.testing.parameter_dbs import POLICY, make_parameters
 
@@ -26,6 +26,9 @@ def test_only_the_failure_of_an_earlier_attempt_is_withdrawn(
     db.annotate(POLICY, LAST, {TERMINAL_KEY: record})
     withdraw_failure(db, POLICY, first_attempt=first_attempt)
     assert terminal_record(db, POLICY) == (None if is_withdrawn else record)
+    assert withdrawn_failure(db, POLICY) == (FAILURE["failure"] if is_withdrawn else None)
+    db.push(POLICY, make_parameters(Version(LAST.attempt + 1, LAST.step)))
+    assert withdrawn_failure(db, POLICY) is None, "of the newest version alone"
 
 
 def test_a_run_without_versions_has_nothing_to_withdraw() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from rlsrl.api.load import load_text
 from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.data.version import Version
-from rlsrl.parameters.terminal import TERMINAL_KEY
+from rlsrl.parameters.terminal import TERMINAL_KEY, WITHDRAWN_KEY, failure_of
 from rlsrl.testing.contexts import make_context
 from rlsrl.testing.parameter_dbs import make_parameters
 from rlsrl.workers.build.parameters import open_parameter_store
@@ -66,3 +68,51 @@ def test_the_end_of_training_is_no_request_to_exit(tmp_path: Path) -> None:
         trainer.configure(config)
     assert trainer.exiting
     assert asked == [False, True, True]
+
+
+@pytest.mark.parametrize(("has_stepped", "withdrawn"), [(False, True), (True, True), (False, False)])
+def test_a_retry_that_trains_nothing_does_not_turn_a_failure_into_a_success(
+    tmp_path: Path, has_stepped: bool, withdrawn: bool
+) -> None:
+    config = resolve(load_text(TEXT), local_placement(run_uid="0f3a", run_folder=tmp_path)).trainer
+    db = open_parameter_store(config.parameter_store)
+    db.push(config.policy_name, make_parameters(Version(1, 3)))
+    if withdrawn:
+        db.annotate(config.policy_name, Version(1, 3), {TERMINAL_KEY: None, WITHDRAWN_KEY: "150 of the last 200"})
+    numbers = ("env_steps", "train_steps", "return_mean", "train_seconds", "minibatches", "minibatches_skipped")
+    metadata = dict.fromkeys((*numbers, "non_finite_returns"), 0)
+    final = SimpleNamespace(parameters=make_parameters(Version(2, 3)), metadata=metadata)
+    stored: list[dict[str, Any]] = []
+
+    def nothing(*_: object, **__: object) -> list[Any]:
+        return []
+
+    def build(*_: Any, on_training_end: Callable[[], None], **__: Any) -> Any:
+        on_training_end()
+        training = {"stop_reason": "envSteps", "run_failure": None, "has_stepped": has_stepped}
+        steps = dict.fromkeys(("start", "stop", "join", "check"), nothing)
+        return SimpleNamespace(
+            training=SimpleNamespace(checkpoint=lambda: final, **training, **steps),
+            consumer=SimpleNamespace(receive=nothing, close=nothing, outstanding=()),
+            buffer=SimpleNamespace(put=nothing, close=nothing),
+            checkpoints=SimpleNamespace(
+                start=nothing,
+                close=nothing,
+                check=nothing,
+                num_unstored=0,
+                store_last=lambda _, *, record: stored.append(record),
+            ),
+            ledger=SimpleNamespace(end=nothing),
+            gang=SimpleNamespace(rank=0, close=nothing),
+            resources=ExitStack(),
+        )
+
+    trainer = TrainerWorker(make_context("trainer", tmp_path / "ledger", attempt=2), build=build)
+    trainer.configure(config)
+    trainer.start()
+    trainer.run()
+    (record,) = stored
+    fails = withdrawn and not has_stepped
+    assert record["reason"] == ("updatesSkipped" if fails else "envSteps")
+    assert (failure_of(record) or "").startswith("150 of the last 200. The retry trained no step" if fails else "")
+    assert (failure_of(record) is not None) == fails

@@ -149,7 +149,7 @@ class TrainingThread:
         self._new_settings: deque[Mapping[str, Any]] = deque(maxlen=1)
         """Live settings that rank 0 has not sent to all ranks yet."""
         self._experience = experience
-        self._version = start.version
+        self._first_version = self._version = start.version
         self._progress = start.progress
         self._absent_ledgers = start.absent_ledgers
         self._outputs = outputs
@@ -175,6 +175,11 @@ class TrainingThread:
     def run_failure(self) -> str | None:
         """Why the run has failed, if ``stop_reason`` is ``UPDATES_SKIPPED``, else None."""
         return self._run_failure
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether the thread has made a training step."""
+        return self._version > self._first_version
 
     def start(self) -> None:
         """Start the thread: publish the first version, grant the first credits and train."""
