@@ -12,12 +12,13 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.clock import ManualClock
-from rlsrl.workers.coordinator_service import JUDGE_SECONDS, SWEEP_SECONDS, CoordinatorService
+from rlsrl.workers.coordinator_service import SWEEP_SECONDS, CoordinatorService
 from rlsrl.workers.coordinator_state import CoordinatorState
 from rlsrl.workers.documents import DocumentFile
 from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.leases import Claim, Lease, Leases
 from rlsrl.workers.ledger_copies import LedgerCopies
+from rlsrl.workers.run_progress import JUDGE_SECONDS
 from rlsrl.workers.stalls import STALL_SECONDS
 from rlsrl.workers.status import ExperimentInfo
 from rlsrl.workers.worker_messages import report_of
@@ -101,9 +102,9 @@ def test_a_run_that_stands_still_shows_in_the_metric_and_on_the_page(watch: Call
         assert shown() == 0.0
         sweep_for(JUDGE_SECONDS + 2 * SWEEP_SECONDS, service, clock)
         assert (shown() or 0.0) > STALL_SECONDS
-        stall = service._judge(service._members.for_status(), [], clock.monotonic())
-        assert stall is not None
-        assert stall.reasons == (f"trainer-0 has not answered for {clock.monotonic():.0f} s",)
+        now, copies = clock.monotonic(), service._state.copies
+        page = service._progress.status(service._experiment, copies, now, capacity=roster.capacity)
+        assert page["stall"]["reasons"] == [f"trainer-0 has not answered for {now:.0f} s"]
 
     watch(check, own_process())
 

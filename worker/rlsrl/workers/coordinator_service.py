@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,16 +23,15 @@ from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorServicer
 from rlsrl.runtime.clock import Clock
 from rlsrl.runtime.coordination import Command
 from rlsrl.runtime.identity import is_dead
+from rlsrl.runtime.ledger import PageRecord
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.workers.coordinator_state import CoordinatorState
 from rlsrl.workers.leadership import Superseded
 from rlsrl.workers.learning_curve import CurveRow, LearningCurve
-from rlsrl.workers.leases import Claim, Lease, LeaseRefusal, Wait
-from rlsrl.workers.long_calls import LongCalls, WorkerCall
+from rlsrl.workers.leases import Claim, Lease, LeaseRefusal, Leases, Wait
 from rlsrl.workers.members import Members
-from rlsrl.workers.recent_rate import RecentRate
-from rlsrl.workers.stalls import StepClock, judge
-from rlsrl.workers.status import ExperimentInfo, Member, Stall, build_status
+from rlsrl.workers.run_progress import RunProgress
+from rlsrl.workers.status import ExperimentInfo
 from rlsrl.workers.worker_messages import (
     JoinContext,
     MalformedMessage,
@@ -51,8 +50,7 @@ SWEEP_SECONDS = 0.5
 STALL_SECONDS = 2.0
 """A sweep that comes this late shows that the coordinator itself was stopped. Workers' silence until then counts for
 nothing."""
-JUDGE_SECONDS = 5.0
-"""The longest time between two judgements whether the run stands still."""
+
 EXIT_NOTICE_SECONDS = 3.0
 """How long after its own SIGTERM a coordinator expects workers to report that they exit, too. Kubernetes signals the
 pods of a deleted experiment within about a second, and heartbeats are a second apart."""
@@ -90,12 +88,10 @@ class CoordinatorService(CoordinatorServicer):
         self._clock = clock
         self._log = log
         self._members = Members(state.leases)
-        self._env_steps = RecentRate()
-        self._long_calls = LongCalls(ended=metrics.environment_faults.labels(reason="hang"), log=log)
         self._streams: dict[str, WorkerStream] = {}
         """By instance."""
-        self._listening_since = self._swept_at = self._copies_written_at = self._judged_at = clock.monotonic()
-        self._step_clock = StepClock(self._listening_since)
+        self._listening_since = self._swept_at = self._copies_written_at = clock.monotonic()
+        self._progress = RunProgress(self._members, metrics=metrics, log=log, now=self._listening_since)
         self._index_freed = asyncio.Event()
         """Replaced by a new event each time that it is set."""
         self.num_heartbeats = 0
@@ -119,26 +115,8 @@ class CoordinatorService(CoordinatorServicer):
 
     async def status(self) -> dict[str, Any]:
         """Return the status document."""
-        members = self._members.for_status()
-        now = self._clock.monotonic()
-        calls = self._long_calls.present(now)
-        return build_status(
-            self._experiment,
-            members,
-            self._state.copies,
-            now,
-            env_steps_per_second=self._env_steps.per_second(now),
-            long_calls=calls,
-            stall=self._judge(members, calls, now),
-        )
-
-    def _judge(self, members: Sequence[Member], calls: Sequence[WorkerCall], now: float) -> Stall | None:
-        """Return the stall of the run, or None, and set the metric of it."""
-        self._judged_at = now
-        experiment, capacity = self._experiment, self._leases.capacity
-        stall = judge(members, calls, self._step_clock, now, experiment=experiment, capacity=capacity)
-        self._metrics.stalled_seconds.set(0.0 if stall is None else stall.seconds)
-        return stall
+        now, capacity = self._clock.monotonic(), self._leases.capacity
+        return self._progress.status(self._experiment, self._state.copies, now, capacity=capacity)
 
     @override
     async def Join(  # type: ignore[override]  # read and write are called, not iterated
@@ -167,7 +145,9 @@ class CoordinatorService(CoordinatorServicer):
             log=self._log,
         )
         try:
-            await self._serve(stream, self._welcome_message(lease))
+            settings = self._settings_message(lease.role).settings
+            page = self._state.copies.get(lease.role, lease.index)
+            await self._serve(stream, _welcome(lease, page, settings, self._experiment.heartbeat_seconds))
         finally:
             if self._streams.get(claim.instance) is stream:
                 del self._streams[claim.instance]
@@ -204,7 +184,7 @@ class CoordinatorService(CoordinatorServicer):
     ) -> pb.CallReply:
         """Take a call watch's report. A process that never had a lease has no calls."""
         if (lease := self._leases.of_process(request.process)) is not None:
-            self._long_calls.put(lease, calls_of(request), self._clock.monotonic(), limit=request.limit)
+            self._progress.long_calls.put(lease, calls_of(request), self._clock.monotonic(), limit=request.limit)
         return pb.CallReply()
 
     async def run_sweeps(self) -> None:
@@ -223,21 +203,20 @@ class CoordinatorService(CoordinatorServicer):
         now = self._clock.monotonic()
         if now - self._swept_at > STALL_SECONDS:
             self._listening_since = now
-            self._step_clock.rest(now)
+            self._progress.rest(now)
         self._swept_at = now
         for lease in self._leases.expire(now, self._listening_since):
             self._on_lease_ended(lease, "lease_ran_out")
         for lease in self._leases.holders:
             if lease.instance not in self._streams and is_dead(lease.process):
                 self._leases.release(lease.instance)
-                self._long_calls.forget(lease)
+                self._progress.long_calls.forget(lease)
                 self._on_lease_ended(lease, "worker_died")
         if now - self._copies_written_at > WRITE_COPIES_SECONDS:
             self._copies_written_at = now
             self._state.write_copies()
-        if now - self._judged_at > JUDGE_SECONDS:
-            self._judge(self._members.for_status(), self._long_calls.present(now), now)
-        self._set_metrics(now)
+        self._progress.judge_if_due(self._experiment, now, capacity=self._leases.capacity)
+        _show_workers(self._leases, self._metrics, now)
 
     async def drain(self) -> None:
         """Return once no connected worker exits any more: exiting workers store their last versions and rows here.
@@ -254,14 +233,6 @@ class CoordinatorService(CoordinatorServicer):
     async def flush(self) -> None:
         """Write the state before the end. A failing disk does not delay the end."""
         await self._state.flush()
-
-    def _set_metrics(self, now: float) -> None:
-        holders = self._leases.holders
-        for role in self._leases.roles:
-            ages = [now - lease.heard_at for lease in holders if lease.role == role]
-            self._metrics.workers.labels(worker_role=role).set(len(ages))
-            self._metrics.workers_wanted.labels(worker_role=role).set(self._leases.capacity[role])
-            self._metrics.heartbeat_age_seconds.labels(worker_role=role).set(max(ages, default=0.0))
 
     def _on_lease_ended(self, lease: Lease, event: str, **details: object) -> None:
         """Send the role's new addresses, wake workers that wait for an index and write the documents.
@@ -302,7 +273,7 @@ class CoordinatorService(CoordinatorServicer):
     def _register(self, hello: pb.Hello, claim: Claim, lease: Lease) -> None:
         rejoins = self._members.holds_index(claim, lease)
         if not rejoins:
-            self._long_calls.forget(lease)
+            self._progress.long_calls.forget(lease)
             self._metrics.joins.labels(worker_role=lease.role).inc()
         self._log.info(
             "rejoined" if rejoins else "joined",
@@ -347,12 +318,10 @@ class CoordinatorService(CoordinatorServicer):
             self._send_peers(claim.role)
         report = report_of(heartbeat)
         self._members.update(claim, report, now)
-        if (claim.role, claim.index) == (TRAINER, 0) and "env_steps" in report.stats:
-            self._env_steps.note(now, report.stats["env_steps"])
         page = page_of(heartbeat, claim) if heartbeat.ledger_page else None
         if page is not None:
             self._state.copies.put(page)
-        self._step_clock.note(claim.role, claim.index or 0, report, page, now)
+        self._progress.note(claim, report, page, now)
         if heartbeat.records:
             await self._append_rows(stream, rows_of(heartbeat, claim))
         return None
@@ -370,7 +339,7 @@ class CoordinatorService(CoordinatorServicer):
         if goodbye.done and (claim.role, claim.index) == (TRAINER, 0):
             self._experiment = replace(self._experiment, done=True)
         if (lease := self._leases.release(claim.instance)) is not None:
-            self._long_calls.forget(lease)
+            self._progress.long_calls.forget(lease)
             self._on_lease_ended(lease, "left", reason=goodbye.reason, done=goodbye.done)
 
     async def _refuse(self, context: JoinContext, reason: str, role: str = "") -> None:
@@ -386,20 +355,32 @@ class CoordinatorService(CoordinatorServicer):
             if role in stream.follows:
                 stream.send_peers(role)
 
-    def _welcome_message(self, lease: Lease) -> pb.CoordinatorMessage:
-        page = self._state.copies.get(lease.role, lease.index)
-        return pb.CoordinatorMessage(
-            welcome=pb.Welcome(
-                index=lease.index,
-                incarnation=lease.incarnation,
-                heartbeat_seconds=self._experiment.heartbeat_seconds,
-                ledger_page=b"" if page is None else page.encode(),
-                settings=self._settings_message(lease.role).settings,
-            )
-        )
-
     def _peers_message(self, role: str) -> pb.CoordinatorMessage:
         return pb.CoordinatorMessage(peers=pb.Peers(role=role, addresses=self._members.addresses(role)))
 
     def _settings_message(self, role: str) -> pb.CoordinatorMessage:
         return pb.CoordinatorMessage(settings=pb.Settings(json=json.dumps(self._settings.get(role, {}))))
+
+
+def _welcome(
+    lease: Lease, page: PageRecord | None, settings: pb.Settings, heartbeat_seconds: float
+) -> pb.CoordinatorMessage:
+    """Return the answer to an admitted worker. ``page`` is the copy of the index's ledger page, if there is one."""
+    return pb.CoordinatorMessage(
+        welcome=pb.Welcome(
+            index=lease.index,
+            incarnation=lease.incarnation,
+            heartbeat_seconds=heartbeat_seconds,
+            ledger_page=b"" if page is None else page.encode(),
+            settings=settings,
+        )
+    )
+
+
+def _show_workers(leases: Leases, metrics: Metrics, now: float) -> None:
+    """Set the metrics of each role's workers: held and wanted indices, and the age of the oldest heartbeat."""
+    for role in leases.roles:
+        ages = [now - lease.heard_at for lease in leases.holders if lease.role == role]
+        metrics.workers.labels(worker_role=role).set(len(ages))
+        metrics.workers_wanted.labels(worker_role=role).set(leases.capacity[role])
+        metrics.heartbeat_age_seconds.labels(worker_role=role).set(max(ages, default=0.0))
