@@ -261,7 +261,7 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
         "OlderVersion": Judgement(
             "The newest version was damaged or incomplete, so training resumed from an older one. The message names "
             "both, what is wrong with the newest, and the training steps that were lost. Training repeats them.",
-            "Find what damaged the version: the volume, or whoever writes into the bucket. "
+            "Find what damaged the version: the volume, or another writer into the bucket. "
             "`kubectl rlsrl params list NAME` marks all damaged versions.",
             "True",
         ),

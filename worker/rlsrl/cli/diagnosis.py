@@ -118,7 +118,7 @@ def _conditions(status: ExperimentStatus) -> Iterator[Diagnosis]:
     order = list(REASONS)
     for each in sorted(status.conditions, key=lambda condition: [*order, condition.type].index(condition.type)):
         if each.type == ROLLED_BACK:
-            continue  # It is over, and training goes on: ``past_rollback`` tells it.
+            continue  # Training goes on since: ``past_rollback`` reports it.
         is_wait = each.reason in ("Starting", "Queued") and each.type != PROGRESSING  # Ready says the same
         if is_trouble(each.reason) or is_wait:
             yield Diagnosis(
