@@ -127,4 +127,4 @@ def test_two_evaluators_of_the_example_share_the_versions(tmp_path: Path) -> Non
     assert (facts.folder / "curve.png").exists()
     listed = desk.call("params", "list", "live")
     (best,) = [line for line in listed.stdout.splitlines() if line.split()[1] == BEST_TAG]
-    assert best.split()[2] == f"{summary['best']['return_mean']:.6g}"
+    assert f"{summary['best']['return_mean']:.6g}" in best.split()
