@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -260,7 +261,7 @@ def test_an_environment_that_hangs(where: Namespace, recovered: Recovered) -> No
     began = time.monotonic()
     touch(experiment, "actor", "/tmp/hang")
     message = await_reason(experiment, "Progressing", "Stalled")
-    assert "environment rank 3 has been in step for " in message
+    assert re.search(r"environment rank [37] has been in step for ", message)
     assert "has waited for batch for " in message
     until(lambda: experiment.status["training"]["envStepsPerSecond"] == 0, "FPS falls to 0")
     await_reason(experiment, "Progressing", "Progressing")

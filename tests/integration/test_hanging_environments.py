@@ -6,12 +6,16 @@ from __future__ import annotations
 import os
 import re
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlsrl.testing.live_runs import Desk, LiveRun, await_death, call_watches
+from rlsrl.testing.pod_fleet import PodFleet
+from rlsrl.testing.pods import Pods
+from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 from rlsrl.workers.call_watch_process import END_SIGNAL
 
 EXPERIMENT = """
@@ -24,10 +28,11 @@ spec:
     kwargs: {{gate: "{folder}/gate", hang: "{folder}/hang", method: {method}, holds_lock: {holds_lock}}}
     {limits}
   policy: {{network: {{mlp: {{hiddenSizes: [16]}}}}}}
-  algorithm: {{ppo: {{epochs: 1, minibatchSize: 64}}}}
-  actors: {{environments: 4, rolloutLength: 16, vectorization: {vectorization}}}
+  algorithm: {{ppo: {{epochs: 1, minibatchSize: 32}}}}
+  actors: {{environments: {environments}, rolloutLength: 16, vectorization: {vectorization}}}
   trainers: {{compile: "off"}}
   stop: {{returnMean: 7.5, episodes: 50}}
+  {roles}
 """
 
 
@@ -42,13 +47,21 @@ class Place:
         holds_lock: bool = False,
         vectorization: str = "loop",
         limits: str = "",
+        environments: int = 4,
+        roles: str = "",
     ) -> None:
         lock = "true" if holds_lock else "false"
         self.folder = folder
         self.desk = Desk(
             folder,
             EXPERIMENT.format(
-                folder=folder, method=method, holds_lock=lock, vectorization=vectorization, limits=limits
+                folder=folder,
+                method=method,
+                holds_lock=lock,
+                vectorization=vectorization,
+                limits=limits,
+                environments=environments,
+                roles=roles,
             ),
         )
 
@@ -183,3 +196,48 @@ def test_a_call_that_reaches_its_limit_ends_the_actor_and_training_goes_on(
     assert summary["restarts"] == {"actor": 1}
     assert summary["ledger"]["balanced"], summary["ledger"]
     assert facts.leftovers() == []
+
+
+@pytest.mark.slow
+def test_an_evaluator_whose_environment_hangs_is_ended_too(tmp_path: Path) -> None:
+    """Only the evaluator has a fourth environment."""
+    evaluators = "evaluators: {replicas: 1, environments: 4, episodesPerEnvironment: 1}"
+    place = Place(tmp_path, environments=2, roles=evaluators, limits="stepSeconds: 2")
+    with place.desk.begin() as run:
+        place.hang(run)
+        note = re.compile(
+            rf"evaluator-0 exited with code {END_SIGNAL.value}: rlsrl: environment rank 3 was in step for \d+ s "
+            r"\(environment.stepSeconds\): the evaluator was ended; restarting"
+        )
+        run.until(lambda: note.search(run.output), "the evaluator ends")
+        (tmp_path / "gate").touch()
+        assert run.wait() == 0, run.output
+    assert place.desk.facts().json("summary.json")["evaluation"] is not None
+
+
+@pytest.mark.slow
+def test_a_pod_whose_environment_hangs_is_named_and_its_container_ends(tmp_path: Path) -> None:
+    text = EXPERIMENT.format(
+        folder=tmp_path,
+        method="step",
+        holds_lock="true",
+        vectorization="loop",
+        limits="stepSeconds: 8",
+        environments=4,
+        roles="",
+    )
+    with ExitStack() as stack:
+        fleet = PodFleet(Pods(text, tmp_path, stack))
+        fleet.await_training()
+        (tmp_path / "hang").touch()
+        call, *_ = until(lambda: fleet.pods.status()["environment_calls"], "a report about the call")
+        assert call["text"].startswith("environment rank 3 has been in step for ")
+        actor, host = fleet.running["actor", 0]
+        assert actor.wait(DEADLINE_SECONDS) == END_SIGNAL.value
+        last = fleet.pods.log("actor", host).splitlines()[-1]
+        assert last.startswith("rlsrl: environment rank 3 was in step for ")
+        fleet.restart(("actor", 0))
+        fleet.await_training()
+        assert fleet.pods.status()["environment_calls"] == []
+        fleet.end()
+        fleet.check_ledger()

@@ -143,7 +143,10 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
 
 class HangingEnv(GatedEnv):
-    """A ``GatedEnv``. The fourth one of a process hangs for an hour once the file ``hang`` exists, which it removes."""
+    """A ``GatedEnv``. The fourth of each four in a process hangs for an hour once the file ``hang`` exists.
+
+    It removes the file before.
+    """
 
     _numbers = itertools.count()
 
@@ -158,7 +161,7 @@ class HangingEnv(GatedEnv):
     ) -> None:
         """Hang in ``method``, with or without the interpreter lock."""
         super().__init__(gate, step_seconds)
-        self._hangs = next(self._numbers) == 3
+        self._hangs = next(self._numbers) % 4 == 3
         self._hang = Path(hang)
         self._method = method
         self._holds_lock = holds_lock
