@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from operator_world import POD_KINDS, Silent, World
 
+from rlsrl.api.failures import FUTILE_STARTS
 from rlsrl.api.pods import ROLE_LABEL
 from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, ROLLED_BACK
 from rlsrl.api.retry import FRESH_ANNOTATION, RETRY_ANNOTATION
-from rlsrl.api.role_names import COORDINATOR
+from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl_operator.gang import attempt_of
 from rlsrl_operator.manifests.context import DATA_FOLDER
 from rlsrl_operator.reconcile import Reconciler
@@ -67,7 +68,6 @@ def test_a_retry_is_the_next_attempt_with_a_whole_budget(failed: World, how: str
     status = read(failed.document)
     assert (status.phase, status.attempt, status.first_attempt, status.fresh_attempt) == ("Running", 2, 2, None)
     assert (status.recent_failures, status.last_failure_at, status.finished_at) == (None, None, None)
-    assert status.last_failure is None
     assert failed.condition(FINISHED) == ("False", "Retried")
     assert failed.condition(GANG_COMPLETE) == ("True", "Complete")
     assert {attempt_of(pod) for pod in failed.pods()} == {2}
@@ -109,6 +109,22 @@ def test_a_request_applies_once(failed: World) -> None:
     failed.settle()
     fail(failed)
     assert read(failed.document).attempt == 2
+
+
+def test_a_retry_forgets_a_failure_that_repeated() -> None:
+    world = World()
+    world.settle()
+    for _ in range(FUTILE_STARTS):
+        trainer = next(pod for pod in world.pods() if pod["metadata"]["labels"][ROLE_LABEL] == TRAINER)
+        world.end(trainer, exit_code=1, message="KeyError: 'elbow'")
+        world.settle()
+    status = read(world.document)
+    assert (status.phase, status.attempt) == ("Failed", FUTILE_STARTS)
+    assert world.condition(FINISHED) == ("True", "RepeatedFailure")
+    ask(world, RETRY_ANNOTATION, FUTILE_STARTS)
+    world.settle()
+    status = read(world.document)
+    assert (status.phase, status.attempt, status.last_failure) == ("Running", FUTILE_STARTS + 1, None)
 
 
 @pytest.mark.parametrize("annotation", [RETRY_ANNOTATION, FRESH_ANNOTATION])
