@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +256,72 @@ def test_evaluation_fails_if_episodes_do_not_end(cartpole: Path) -> None:
     result = run_eval(cartpole, "--max-steps=100")
     assert result.exit_code == 1
     assert "ended 0 of 10 episodes in 128 steps" in result.output
+
+
+FAULTY = """
+import gymnasium
+
+class Faulty(gymnasium.Wrapper):
+    "Fails in every step, or in the third one only."
+
+    def __init__(self, how, always):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.how, self.always, self.taken = how, always, 0
+
+    def step(self, action):
+        observation, reward, *rest = self.env.step(action)
+        self.taken += 1
+        if not self.always and self.taken != 3:
+            return observation, reward, *rest
+        if self.how == "raises":
+            raise ValueError("the arm is stuck")
+        return observation, float("nan"), *rest
+"""
+
+
+@pytest.fixture
+def eval_faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    (tmp_path / "faulty_env.py").write_text(FAULTY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "faulty_env", raising=False)
+
+    def run(how: str, *, always: bool) -> Result:
+        kwargs = f"{{how: {how}, always: {str(always).lower()}}}"
+        environment = f'{{factory: "faulty_env:Faulty", kwargs: {kwargs}, maxNonFinite: 50}}'
+        folder = make_run(tmp_path / "run", CARTPOLE.replace("{id: CartPole-v1}", environment))
+        push(folder, 10, LETS_FALL)
+        return run_eval(folder, "--episodes=4", "--environments=2")
+
+    return run
+
+
+def test_the_traceback_of_an_environment_comes_before_the_error(eval_faulty: Callable[..., Result]) -> None:
+    result = eval_faulty("raises", always=True)
+    assert result.exit_code == 1
+    lines = result.stderr.splitlines()
+    begin = lines.index("Traceback (most recent call last):")
+    assert all(line.startswith("warning: environment_fault: ") for line in lines[:begin])
+    assert 'faulty_env.py", line ' in lines[begin + 1]
+    assert lines[-2] == "ValueError: the arm is stuck"
+    assert lines[-1].startswith("Error: environment rank 0 raised ValueError: the arm is stuck; ")
+
+
+def test_an_evaluation_of_nothing_but_nan_is_an_error(eval_faulty: Callable[..., Result]) -> None:
+    result = eval_faulty("nan", always=True)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("Error: environment rank ")
+    assert "reward is nan at step 1 of its episode; 50 steps and resets in a row" in result.stderr
+
+
+def test_faults_that_cut_episodes_are_reported(eval_faulty: Callable[..., Result]) -> None:
+    result = eval_faulty("nan", always=False)
+    assert result.exit_code == 0, result.output
+    assert "4 episodes in 2 environments" in result.stdout
+    assert "WARNING: 2 steps or resets of the environments were not finite or raised" in result.stdout
+    assert "nan" not in result.stdout
+    told = [line for line in result.stderr.splitlines() if line.startswith("warning: environment_fault: ")]
+    assert len(told) == 2
+    assert "rank 1, step 3, key reward, value nan" in told[1]
 
 
 def test_a_run_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

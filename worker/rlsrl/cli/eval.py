@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import structlog
 
 from rlsrl.cli.errors import UserError, environment_failed
 from rlsrl.data.version import Version
@@ -205,11 +206,18 @@ def play(
         seed=seed,
         greedy=greedy,
     )
-    envs, evaluation = begin_evaluation(plan, evaluated.parameters, evaluated.metadata)
+    log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr), processors=[_as_warning])  # stdout has the result
+    envs, evaluation = begin_evaluation(plan, evaluated.parameters, evaluated.metadata, log=log)
     try:
         return evaluation.play()
     finally:
         envs.close()
+
+
+def _as_warning(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
+    """Return an event of the environments in one line. A traceback is printed with the error that ends the command."""
+    details = ", ".join(f"{name} {value}" for name, value in event.items() if name not in ("event", "traceback"))
+    return f"warning: {event['event']}: {details}"
 
 
 def _lines(conditions: dict[str, Any], result: EvaluationResult) -> str:

@@ -152,8 +152,10 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
             self._count("failed", info, error=str(error))
             return
         assert parameters is not None, "None only where newer_than is given"
-        board = self._context.call_board
-        envs, evaluation = begin_evaluation(parts.plan, parameters, info.metadata, board=board)
+        context = self._context
+        envs, evaluation = begin_evaluation(
+            parts.plan, parameters, info.metadata, log=context.log, board=context.call_board
+        )
         self._playing = _Playing(info=info, envs=envs, evaluation=evaluation, began=began)
         self._context.report_version(info.version)
 

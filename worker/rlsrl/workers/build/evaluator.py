@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from rlsrl.api.resolved import EvaluatorConfig
 from rlsrl.api.spec import Environment, Network
 from rlsrl.envs.factory import make_environment
@@ -56,11 +58,16 @@ def evaluator_plan(config: EvaluatorConfig) -> EvaluationPlan:
 
 
 def begin_evaluation(
-    plan: EvaluationPlan, parameters: Parameters, metadata: Mapping[str, Any], *, board: CallBoard | None = None
+    plan: EvaluationPlan,
+    parameters: Parameters,
+    metadata: Mapping[str, Any],
+    *,
+    log: structlog.stdlib.BoundLogger,
+    board: CallBoard | None = None,
 ) -> tuple[VectorEnv, Evaluation]:
     """Return the environments, which the caller closes, and the evaluation of a stored version with its metadata.
 
-    ``board`` shows the environments' calls to the call watch; None: nobody watches them.
+    ``log`` gets the faults of the environments. ``board`` shows their calls to the call watch; None: nobody watches.
 
     Raises:
         ConfigurationError: the environment or the user's network cannot be made.
@@ -68,7 +75,7 @@ def begin_evaluation(
         LayoutMismatch: the weights belong to another network.
     """
     source = environment_source(plan.environment)
-    faults = EnvironmentFaults(max_non_finite=plan.environment.max_non_finite)
+    faults = EnvironmentFaults(max_non_finite=plan.environment.max_non_finite, log=log)
     seeds = evaluation_seeds(plan.seed, plan.num_environments)
     envs = LoopVectorEnv(lambda: make_environment(source), seeds=seeds, faults=faults, board=board)
     try:
