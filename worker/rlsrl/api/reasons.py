@@ -402,9 +402,9 @@ ENDS: Mapping[str, Explanation] = {
         "chart's values. Or reduce the memory of a pod: fewer environments for each actor, a smaller batch or network.",
     ),
     "Error": Explanation(
-        "The worker failed; the last line of its log is next to it. Exit code 2 is a configuration error, 12 an "
-        "environment's call that reached its limit, 75 a process or a store that could not be reached, 137 a kill, 143 "
-        "a requested end.",
+        "The worker failed; the last line of its log is next to it. Exit code 2 is a configuration error, 3 an "
+        "environment's fault, 4 a version that could not be stored, 5 a damaged run, 12 an environment's call that "
+        "reached its limit, 75 a process or a store that could not be reached, 137 a kill, 143 a requested end.",
         "Read its log: `kubectl rlsrl logs NAME --previous`.",
     ),
     "ContainerStatusUnknown": Explanation(
