@@ -22,7 +22,7 @@ from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import VersionInfo
 from rlsrl.testing.closing import ClosedAtExit
-from rlsrl.testing.live_runs import Desk, LiveRun, WorkerProcess, await_death
+from rlsrl.testing.live_runs import Desk, LiveRun, WorkerProcess, await_death, call_watches
 
 Moment = Literal["start-up", "training", "checkpoint", "shutdown"]
 """During the start of a life; between two durable versions; during the write of one; during the clean end after Ctrl-C,
@@ -260,6 +260,8 @@ class KillCampaign(ClosedAtExit):
     def _check_all_dead(self, run: LiveRun, workers: list[WorkerProcess]) -> None:
         for worker in workers:
             await_death(worker.pid)
+        for watch in call_watches(self._facts.run_uid):  # each dies with its worker, a moment later
+            await_death(watch.pid)
         assert run.wait() == -signal.SIGKILL, run.output
         self._close_life(run)
 
