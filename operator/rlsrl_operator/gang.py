@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from rlsrl.api.failures import signature
+from rlsrl.api.failures import CONFIGURATION_ERROR, ENVIRONMENT_FAULT, NOT_STORED, RUN_DAMAGED, signature
 from rlsrl.api.pods import is_ready, restarts, terminations
 from rlsrl.api.reasons import EndReason
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION
@@ -22,10 +22,10 @@ from rlsrl_operator.manifests.types import Manifest
 DONE = "done"
 """First word of rank 0's termination message when the experiment has finished. The result follows as JSON."""
 FINAL_CODES: Mapping[int, EndReason] = {
-    2: "ConfigurationError",
-    3: "EnvironmentFault",
-    4: "NotStored",
-    5: "RunDamaged",
+    CONFIGURATION_ERROR: "ConfigurationError",
+    ENVIRONMENT_FAULT: "EnvironmentFault",
+    NOT_STORED: "NotStored",
+    RUN_DAMAGED: "RunDamaged",
 }
 """Exit codes of workers that would end the same way after every restart."""
 ERROR_PREFIX = "rlsrl: "

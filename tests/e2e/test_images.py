@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from rlsrl.api.failures import CONFIGURATION_ERROR
 from rlsrl.api.load import load_file
-from rlsrl.runtime.errors import CONFIGURATION_ERROR
 from rlsrl.testing.kubectl import TAG
 
 pytestmark = pytest.mark.e2e

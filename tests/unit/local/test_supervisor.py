@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlsrl.api.failures import FUTILE_STARTS, TEMPORARY_FAILURE
+from rlsrl.api.failures import FUTILE_STARTS, NOT_STORED, RUN_DAMAGED, TEMPORARY_FAILURE
 from rlsrl.local.supervisor import (
     START_UP_SECONDS,
     Exit,
@@ -12,7 +12,6 @@ from rlsrl.local.supervisor import (
     Supervisor,
     back_off,
 )
-from rlsrl.runtime.errors import NOT_STORED, RUN_DAMAGED
 
 
 def decisions(limits: RestartLimits, *exits: tuple[str, int, float]) -> list[Restart | Fail]:

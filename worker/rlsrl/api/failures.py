@@ -9,6 +9,15 @@ import hashlib
 import re
 from collections.abc import Sequence
 
+CONFIGURATION_ERROR = 2
+"""Exit code of a worker whose configuration is invalid: a restart would end the same way."""
+ENVIRONMENT_FAULT = 3
+"""Exit code of a worker whose environments end the run: a restart would end the same way."""
+NOT_STORED = 4
+"""Exit code of a trainer whose last version could not be stored in the time that it has. A restart would repeat the
+training since the newest stored version, and then fail in the same way."""
+RUN_DAMAGED = 5
+"""Exit code of a worker that finds what its run has stored damaged or missing: a restart would end the same way."""
 TEMPORARY_FAILURE = 75
 """Exit code (EX_TEMPFAIL) of a worker that cannot reach another process or a store: the worker itself may be well."""
 KILLED = 128

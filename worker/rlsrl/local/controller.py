@@ -18,11 +18,11 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Literal, Protocol
 
+from rlsrl.api.failures import CONFIGURATION_ERROR
 from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.local.processes import ChildProcess
 from rlsrl.local.signals import SignalInbox
 from rlsrl.local.supervisor import Exit, Fail, RestartLimits, Supervisor
-from rlsrl.runtime.errors import CONFIGURATION_ERROR
 from rlsrl.runtime.process import worker_environment
 
 WORKER_COMMAND = (sys.executable, "-m", "rlsrl.workers")

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from rlsrl.api.failures import FUTILE_STARTS, signature
+from rlsrl.api.failures import CONFIGURATION_ERROR, ENVIRONMENT_FAULT, FUTILE_STARTS, NOT_STORED, RUN_DAMAGED, signature
 from rlsrl.runtime.budget import Spent
-from rlsrl.runtime.errors import CONFIGURATION_ERROR, ENVIRONMENT_FAULT, NOT_STORED, RUN_DAMAGED
 
 FIRST_BACK_OFF_SECONDS = 0.5
 """Wait before the second restart in a row. The first is immediate; each further wait is twice as long."""

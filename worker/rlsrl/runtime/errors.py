@@ -1,4 +1,4 @@
-"""Errors that end a worker, and the exit codes of those that no restart cures."""
+"""Errors that end a worker. ``rlsrl.api.failures`` has their exit codes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from textwrap import shorten
 
-CONFIGURATION_ERROR = 2
-"""Exit code of a worker whose configuration is invalid: a restart would end the same way."""
-ENVIRONMENT_FAULT = 3
-"""Exit code of a worker whose environments end the run: a restart would end the same way."""
-NOT_STORED = 4
-"""Exit code of a trainer whose last version could not be stored in the time that it has. A restart would repeat the
-training since the newest stored version, and then fail in the same way."""
-RUN_DAMAGED = 5
-"""Exit code of a worker that finds what its run has stored damaged or missing: a restart would end the same way."""
 _HEAD_BYTES, _TAIL_BYTES = 700, 250
 """What ``shortened`` keeps of a long text. A kubelet keeps the last 2 KB of a worker's log, and the operator 1024
 characters of a condition's message."""

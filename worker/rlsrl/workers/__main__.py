@@ -27,7 +27,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from rlsrl.api.failures import TEMPORARY_FAILURE
+from rlsrl.api.failures import CONFIGURATION_ERROR, ENVIRONMENT_FAULT, NOT_STORED, RUN_DAMAGED, TEMPORARY_FAILURE
 from rlsrl.api.live import with_settings
 from rlsrl.api.resolved import CoordinatorConfig, RoleConfig
 from rlsrl.api.role_names import COORDINATOR, TRAINER
@@ -40,10 +40,6 @@ from rlsrl.runtime.call_board import CallBoard
 from rlsrl.runtime.clock import SystemClock
 from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
 from rlsrl.runtime.errors import (
-    CONFIGURATION_ERROR,
-    ENVIRONMENT_FAULT,
-    NOT_STORED,
-    RUN_DAMAGED,
     ConfigurationError,
     EnvironmentFailed,
     EnvironmentFault,

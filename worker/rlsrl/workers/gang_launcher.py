@@ -25,8 +25,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsrl.api.failures import KILLED, TEMPORARY_FAILURE
-from rlsrl.runtime.errors import CONFIGURATION_ERROR, NOT_STORED, RUN_DAMAGED
+from rlsrl.api.failures import CONFIGURATION_ERROR, KILLED, NOT_STORED, RUN_DAMAGED, TEMPORARY_FAILURE
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, leave
 from rlsrl.workers.gang_health import serve_health
 
