@@ -4,7 +4,6 @@ run resumes and says what it lost. The table of one machine is in ``test_damaged
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -18,11 +17,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rlsrl.api.failures import RUN_DAMAGED
 from rlsrl.api.placement import COORDINATOR_PORT
 from rlsrl.cli import main
 from rlsrl.parameters.resumption import Rollback
-from rlsrl.runtime.errors import RUN_DAMAGED
-from rlsrl.testing.cluster_objects import experiment, labels
+from rlsrl.testing.cluster_objects import experiment, token_secret
 from rlsrl.testing.kubectl_standin import KubectlStandIn
 from rlsrl.testing.pods import TOKEN, Pods
 from rlsrl.testing.s3_server import CREDENTIALS, REGION, S3Server
@@ -40,11 +39,7 @@ spec:
   parameters: {everySteps: 5}
   stop: {trainSteps: 1000000}
 """
-SECRET = {
-    "kind": "Secret",
-    "metadata": {"name": "cartpole-token", "labels": labels("")},
-    "data": {"token": base64.b64encode(TOKEN.encode()).decode()},
-}
+SECRET = token_secret(TOKEN)
 LAUNCHER = ("--ranks", "1")
 """Trainer pods start their ranks by the gang launcher."""
 

@@ -21,7 +21,7 @@ from rlsrl.api.placement import COORDINATOR_PORT
 from rlsrl.cli import main
 from rlsrl.rpc.tls import FILES
 from rlsrl.testing.certificates import Authority, MountedSecret
-from rlsrl.testing.cluster_objects import NAME, Object, experiment, labels
+from rlsrl.testing.cluster_objects import NAME, Object, experiment, token_secret
 from rlsrl.testing.kubectl_standin import KubectlStandIn
 from rlsrl.testing.pods import TOKEN, Pods
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
@@ -40,11 +40,7 @@ spec:
   policyWorkers: {replicas: 1}
   stop: {trainSteps: 1000000}
 """
-SECRET = {
-    "kind": "Secret",
-    "metadata": {"name": "cartpole-token", "labels": labels("")},
-    "data": {"token": base64.b64encode(TOKEN.encode()).decode()},
-}
+SECRET = token_secret(TOKEN)
 
 
 @pytest.fixture

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-
 import pytest
 from click.testing import CliRunner
 
 from rlsrl.cli import main
-from rlsrl.testing.cluster_objects import UID, experiment, labels, pod
+from rlsrl.testing.cluster_objects import UID, experiment, pod, token_secret
 from rlsrl.testing.kubectl_standin import KubectlStandIn
 
-SECRET = {
-    "kind": "Secret",
-    "metadata": {"name": "cartpole-token", "labels": labels("")},
-    "data": {"token": base64.b64encode(b"the-token").decode()},
-}
+SECRET = token_secret("the-token")
 
 
 def listed(*arguments: str) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 from rlsrl.api.pods import CONTAINER, EXPERIMENT_LABEL, ROLE_LABEL, UID_LABEL
@@ -19,6 +20,12 @@ _WARNED = "2026-01-01T12:02:00Z"
 def labels(role: str) -> dict[str, str]:
     """Return the labels of a role's objects."""
     return {EXPERIMENT_LABEL: NAME, UID_LABEL: UID, ROLE_LABEL: role}
+
+
+def token_secret(token: str) -> Object:
+    """Return the Secret with the experiment's token."""
+    data = {"token": base64.b64encode(token.encode()).decode()}
+    return {"kind": "Secret", "metadata": {"name": f"{NAME}-token", "labels": labels("")}, "data": data}
 
 
 def experiment(phase: str | None, *conditions: Object, name: str = NAME, uid: str = UID, **status: Any) -> Object:
