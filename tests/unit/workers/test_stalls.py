@@ -1,4 +1,4 @@
-"""When a run stands still, and what it says about its workers."""
+"""When a run stands still, and which reasons it gives for it."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class NativeVectorEnv(VectorEnv):
         """Step what ``make`` returns. ``seed`` seeds the first reset.
 
         Errors name environment ranks, which begin at ``first_rank``. ``faults`` counts the environments'
-        faults; None: they are logged only. ``board`` shows the calls to the call watch; None: nobody watches them.
+        faults; None: they are logged only. ``board`` shows the calls to the call watch; None: no call watch runs.
 
         Raises:
             ConfigurationError: the autoreset is not NEXT_STEP, or a space is not supported.
@@ -204,7 +204,7 @@ class NativeVectorEnv(VectorEnv):
         arrays["terminated"][step] = arrays["truncated"][step] = False
         for lane in range(self.num_envs):
             self._guard.discard(arrays, step, lane)
-        for _ in range(int(taken.sum()) - 1):  # nobody knows which of them raised: one has the error
+        for _ in range(int(taken.sum()) - 1):  # which of them raised is unknown: one has the error
             self._faults.reset_with_vector()
         self._make_again(int(self._lengths.max()) + 1 if taken.any() else 0, error)
         self._write_first_frame(arrays, step)

@@ -110,7 +110,7 @@ class LoopVectorEnv(VectorEnv):
                 in the return and length of their episode.
             wrap_call: Returns the substitute of an ``EnvCall``. Not for the first making of each environment.
             faults: Counts the environments' faults; None: they are logged only.
-            board: Shows the environments' calls to the call watch; None: nobody watches them.
+            board: Shows the environments' calls to the call watch; None: no call watch runs.
 
         Raises:
             ConfigurationError: a space is not supported, or the environments have different spaces.

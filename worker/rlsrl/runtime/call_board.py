@@ -27,7 +27,7 @@ IDLE = -1
 """The lane of an entry whose thread is outside environments."""
 
 CallEntry = memoryview | list[int]
-"""One thread's words on the board; only this thread writes them. A list: nobody reads them."""
+"""One thread's words on the board; only this thread writes them. A list: no call watch reads them."""
 
 BOARD_BYTES = 1 << 20
 """The kernel provides only the pages that are written."""

@@ -41,7 +41,7 @@ class WorkerContext:
     join_session: JoinSession
     ledger_folder: Path
     call_board: CallBoard | None = None
-    """Shows the environments' calls to the call watch; None: nobody watches them."""
+    """Shows the environments' calls to the call watch; None: no call watch runs."""
     _waiting_seconds: dict[str, Counter] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The counters by reason. The lookup of a label takes longer than many waits."""
 

@@ -67,7 +67,7 @@ def begin_evaluation(
 ) -> tuple[VectorEnv, Evaluation]:
     """Return the environments, which the caller closes, and the evaluation of a stored version with its metadata.
 
-    ``log`` gets the faults of the environments. ``board`` shows their calls to the call watch; None: nobody watches.
+    ``log`` gets the faults of the environments. ``board`` shows their calls to the call watch, if there is one.
 
     Raises:
         ConfigurationError: the environment or the user's network cannot be made.
