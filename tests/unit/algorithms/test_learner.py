@@ -7,7 +7,7 @@ import textwrap
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -345,14 +345,30 @@ def test_one_intra_op_thread() -> None:
     assert torch.get_num_threads() == 1
 
 
-def test_threads_that_start_later_compute_with_zero_instead_of_subnormal_numbers() -> None:
-    torch.set_flush_denormal(False)
-    make_learner()
-    products: list[Tensor] = []
-    thread = threading.Thread(target=lambda: products.append(torch.tensor(1e-30) * torch.tensor(1e-10)))
-    thread.start()
-    thread.join()
-    assert products == [0.0]
+class Multiplying(Ppo):
+    """PPO that notes, during a step, what a product below float32's normal numbers is in a thread."""
+
+    products: ClassVar[list[float]] = []
+
+    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+        thread = threading.Thread(target=lambda: self.products.append(subnormal_product()))
+        thread.start()
+        thread.join()
+        self.products.append(subnormal_product())
+        return super().loss(params, state, minibatch)
+
+
+def subnormal_product() -> float:
+    return float(torch.tensor(1e-30) * torch.tensor(1e-10))
+
+
+def test_a_step_and_the_threads_that_it_starts_compute_with_zero_instead_of_subnormal_numbers() -> None:
+    policy = make_policy()
+    learner = Learner(Multiplying(policy, **PPO), policy.parameters(Version(1, 0)), **LEARNER)
+    Multiplying.products.clear()
+    learner.step(make_slots(0))
+    assert set(Multiplying.products) == {0.0}
+    assert subnormal_product() > 0.0, "other code of this thread is unaffected"
 
 
 class Averaging(Ppo):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,11 +83,9 @@ class Learner:
         ``device`` is the device to train on, and that of the algorithm's network.
 
         Sets torch's intra-op threads of the process to one: at these sizes a second thread costs other threads more
-        than it gains. Lets this thread, and those that it starts, compute with zero instead of subnormal numbers: the
-        moments of a parameter whose gradient is zero decay to such numbers, and a step with many takes twice as long.
+        than it gains.
         """
         torch.set_num_threads(1)
-        torch.set_flush_denormal(True)
         self._algorithm = algorithm
         self._layout = initial.layout
         self._params = to_device(initial.vector.copy(), device)
@@ -116,6 +115,10 @@ class Learner:
         Raises:
             ValueError: the batch does not fit the algorithm.
         """
+        with _zero_for_subnormal():
+            return self._train(slots)
+
+    def _train(self, slots: Arrays) -> StepResult:
         with np.errstate(invalid="ignore", over="ignore"):  # optimizer steps skip and count what is not finite
             normalized, counts = self._normalizer.step(slots, self._reduce)
             batch = self._algorithm.prepare(self._params, normalized, self._reduce, self._evaluate)
@@ -236,6 +239,19 @@ class Learner:
         self._normalizer.load_state_dict(_below("normalizer/", copies))
         self._rng = np.random.Generator(generator)
         self._step, self._env_steps = step, env_steps
+
+
+@contextlib.contextmanager
+def _zero_for_subnormal() -> Iterator[None]:
+    """Let this thread, and those that it starts, compute with zero instead of subnormal numbers inside the block.
+
+    The moments of a parameter whose gradient is zero decay to such numbers, and a step with many takes twice as long.
+    """
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def _num_trained(schedule: Tensors, taken: NDArray[np.bool_]) -> int:
