@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from rlsrl.api.reasons import DURABLE, FINISHED, GANG_COMPLETE, ROLLED_BACK
+from rlsrl.api.reasons import DURABLE, ENVIRONMENT_ERRORS, FINISHED, GANG_COMPLETE, ROLLED_BACK
 from rlsrl.api.retry import FRESH_ANNOTATION, RETRY_ANNOTATION
 from rlsrl.api.status import Condition, ExperimentStatus
 from rlsrl_operator import status as statuses
@@ -78,8 +78,9 @@ def begin_retry(status: ExperimentStatus, retry: Retry, context: ExperimentConte
 
 
 def _of_any_run(status: ExperimentStatus) -> tuple[Condition, ...]:
-    """Return the conditions that are not about the versions of one run."""
-    return tuple(each for each in status.conditions if each.type not in (DURABLE, ROLLED_BACK))
+    """Return the conditions that are not about the versions or the environments of one run."""
+    of_one_run = (DURABLE, ENVIRONMENT_ERRORS, ROLLED_BACK)
+    return tuple(each for each in status.conditions if each.type not in of_one_run)
 
 
 def _place(context: ExperimentContext) -> str:

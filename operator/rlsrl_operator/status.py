@@ -10,6 +10,7 @@ from rlsrl.api.pods import CONTAINER, ROLE_LABEL, is_ready, terminations
 from rlsrl.api.reasons import (
     ACCEPTED,
     DURABLE,
+    ENVIRONMENT_ERRORS,
     GANG_COMPLETE,
     PROGRESSING,
     READY,
@@ -121,13 +122,17 @@ def with_numbers(
 ) -> ExperimentStatus:
     """Return the status with the run's numbers from the coordinator's ``/status``, and with the conditions that follow
     from the page: Progressing and Durable if it says whether steps are taken and versions are stored, RolledBack if
-    training resumed from an older version than the newest.
+    training resumed from an older version than the newest, EnvironmentErrors if environments raised.
     """
     totals = page.get("totals")
     totals = totals if isinstance(totals, dict) else {}
     status = status.model_copy(update={"training": training(totals, now)})
     if "stall" in page:
         status = with_condition(status, PROGRESSING, *_progress(page), generation=generation, now=now)
+    if (message := _environment_errors(page)) is not None:
+        status = with_condition(
+            status, ENVIRONMENT_ERRORS, "True", "MadeAgain", message, generation=generation, now=now
+        )
     rollback = totals.get("rollback")
     if isinstance(rollback, str) and rollback:
         status = with_condition(status, ROLLED_BACK, "True", "OlderVersion", rollback, generation=generation, now=now)
@@ -158,6 +163,19 @@ def _progress(page: Mapping[str, Any]) -> tuple[Literal["True", "False"], Progre
         if isinstance(call, dict) and (_number(call, "seconds") or 0.0) > _LONG_CALL_SECONDS:
             return "True", "LongCall", f"training goes on; {call.get('text')}"
     return "True", "Progressing", "steps are taken"
+
+
+def _environment_errors(page: Mapping[str, Any]) -> str | None:
+    """Return the message of the condition EnvironmentErrors, or None without errors."""
+    errors = page.get("environment_errors")
+    if not isinstance(errors, dict) or not (number := _number(errors, "number") or 0.0):
+        return None
+    last = errors.get("last")
+    total = "1 error" if number == 1 else f"{number:.0f} errors"
+    return (
+        f"{total} of environments since their actors started; each environment was made again, and training goes on; "
+        f"the last of {last if isinstance(last, str) else 'the log of an actor'}"
+    )
 
 
 def _at_rest(status: ExperimentStatus, *, generation: int, now: datetime) -> ExperimentStatus:

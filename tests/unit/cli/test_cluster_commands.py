@@ -169,6 +169,15 @@ def test_why_and_status_tell_of_a_rollback(cluster: KubectlStandIn) -> None:
     assert lost in called("status", "cartpole").output
 
 
+def test_why_and_status_tell_of_environments_that_raise(cluster: KubectlStandIn) -> None:
+    errors = "3 errors of environments; the last of actor-0: environment rank 3 raised OSError"
+    cluster.show(experiment("Running", READY, condition("EnvironmentErrors", "MadeAgain", errors), attempt=1), TRAINER)
+    result = called("why", "cartpole")
+    assert result.exit_code == 0, "training goes on"
+    assert result.output == f"cartpole has no problems: Running: The trainers train.\n{errors}\n"
+    assert errors in called("status", "cartpole").output
+
+
 def claim(name: str, **labels: str) -> dict[str, Any]:
     return {
         "kind": "PersistentVolumeClaim",

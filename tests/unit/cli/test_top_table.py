@@ -63,8 +63,9 @@ def test_versions_that_are_not_stored_are_shown() -> None:
 
 
 def test_environments_that_raise_are_shown() -> None:
-    page = {**PAGE, "roles": {"actor": [worker(0, "pod-0", {}, 1.0) | {"stats": {"environment_errors": 3.0}}]}}
-    assert top_table(page).splitlines()[1] == "ENVIRONMENT ERRORS: 3 (logs: environment_fault)"
+    text = "actor-0: environment rank 3 raised ValueError: stuck (error 2 of this environment)"
+    page = {**PAGE, "environment_errors": {"number": 3.0, "last": text}}
+    assert top_table(page).splitlines()[1] == f"ENVIRONMENT ERRORS: 3, the last of {text} (logs: environment_fault)"
 
 
 def test_the_environment_that_hangs_longest_is_named() -> None:

@@ -466,6 +466,22 @@ def test_errors_are_forgiven_one_after_the_other_and_each_environment_has_its_ow
         recorder.faults.error(range(3, 4), 1, ValueError("the last"))
 
 
+def test_each_error_is_reported_with_its_number_among_those_of_its_environment() -> None:
+    reports: list[tuple[int, str]] = []
+    faults = EnvironmentFaults(on_error=lambda number, text: reports.append((number, text)))
+    faults.error(range(3, 4), 1, ValueError("stuck"))
+    faults.error(range(8, 12), 1, OSError("gone"))
+    faults.error(range(3, 4), 1, ValueError("stuck\nagain"))
+    assert reports == [
+        (1, "environment rank 3 raised ValueError: stuck (error 1 of this environment)"),
+        (
+            2,
+            "environment ranks 8 to 11, which step in bulk, raised OSError: gone (error 1 of these environments)",
+        ),
+        (3, "environment rank 3 raised ValueError: stuck again (error 2 of this environment)"),
+    ]
+
+
 def test_an_environment_that_is_another_after_it_was_made_again_is_refused() -> None:
     waiting = [Factory()(), gymnasium.make("CartPole-v1")]
     envs = LoopVectorEnv(lambda: waiting.pop(0), seeds=[1], first_rank=40)

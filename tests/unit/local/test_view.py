@@ -164,9 +164,9 @@ def test_versions_that_are_not_stored_are_shown() -> None:
 
 
 def test_environments_that_raise_are_shown() -> None:
-    reports = [{"pid": 12, "stats": {"environment_errors": 2.0}}, {"pid": 13, "stats": {"environment_errors": 1.0}}]
-    failing = replace(VIEW, status={**STATUS, "roles": {**STATUS["roles"], "actor": reports}})
-    text = "ENVIRONMENT ERRORS: 3 (logs: environment_fault)"
+    errors = {"number": 3.0, "last": "actor-0: environment rank 3 raised ValueError: stuck"}
+    failing = replace(VIEW, status={**STATUS, "environment_errors": errors})
+    text = f"ENVIRONMENT ERRORS: 3, the last of {errors['last']} (logs: environment_fault)"
     assert text in line(failing)
     assert text in " ".join(drawn(failing).split())
     assert "ENVIRONMENT" not in line(VIEW) + drawn(VIEW)

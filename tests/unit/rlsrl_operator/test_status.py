@@ -8,7 +8,17 @@ from typing import Any, Literal
 
 import pytest
 
-from rlsrl.api.reasons import ACCEPTED, DURABLE, FINISHED, GANG_COMPLETE, PROGRESSING, READY, ROLLED_BACK, is_trouble
+from rlsrl.api.reasons import (
+    ACCEPTED,
+    DURABLE,
+    ENVIRONMENT_ERRORS,
+    FINISHED,
+    GANG_COMPLETE,
+    PROGRESSING,
+    READY,
+    ROLLED_BACK,
+    is_trouble,
+)
 from rlsrl.api.status import Condition, ExperimentStatus, LastFailure, Phase, RoleStatus, Training
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import ExperimentContext, Manifest
@@ -229,6 +239,34 @@ def test_a_rollback_is_reported_until_another_run_begins() -> None:
         assert (said.status, said.reason, said.message) == ("True", "OlderVersion", LOST)
         unharmed = with_numbers(ExperimentStatus(), {"totals": silent}, generation=1, now=NOW)
         assert condition(unharmed, ROLLED_BACK) is None
+
+
+LAST_ERROR = "actor-0: environment rank 3 raised ValueError: stuck (error 2 of this environment)"
+
+
+@pytest.mark.parametrize(
+    ("errors", "begins"),
+    [
+        ({"number": 3.0, "last": LAST_ERROR}, "3 errors of environments since their actors started; "),
+        ({"number": 1, "last": LAST_ERROR}, "1 error of environments since their actors started; "),
+    ],
+)
+def test_errors_of_environments_are_reported_from_then_on(errors: dict[str, Any], begins: str) -> None:
+    status = with_numbers(ExperimentStatus(), {"environment_errors": errors}, generation=1, now=NOW)
+    for silent in (
+        {},
+        {"environment_errors": None},
+        {"environment_errors": 3},
+        {"environment_errors": {"number": "x"}},
+    ):
+        status = with_numbers(status, silent, generation=1, now=later(60))
+        said = condition(status, ENVIRONMENT_ERRORS)
+        assert said is not None
+        assert (said.status, said.reason) == ("True", "MadeAgain")
+        assert said.message.startswith(begins)
+        assert said.message.endswith(f"; the last of {LAST_ERROR}")
+        well = with_numbers(ExperimentStatus(), silent, generation=1, now=NOW)
+        assert condition(well, ENVIRONMENT_ERRORS) is None
 
 
 def test_numbers_change_nothing_else() -> None:

@@ -11,6 +11,8 @@ from rlsrl.runtime.ledger import Mark, PageRecord, Posted, PostedCount
 from rlsrl.workers.ledger_copies import LedgerCopies
 from rlsrl.workers.long_calls import WorkerCall
 from rlsrl.workers.status import (
+    ERRORS,
+    LAST_ERROR,
     ExperimentInfo,
     Member,
     MemberReport,
@@ -156,6 +158,23 @@ def test_a_call_is_listed_whether_its_worker_has_its_lease_or_not() -> None:
             "seconds": 42.0,
             "text": "environment rank 3 has been in step for 42 s (actor-0)",
         }
+
+
+def test_errors_of_environments_are_counted_with_the_last_of_the_actor_with_most() -> None:
+    def errors(*members: Member) -> object:
+        return build_status(EXPERIMENT, members, NO_PAGES, now=0.0)["environment_errors"]
+
+    well = member("actor", 2)
+    few = member("actor", 0, stats={ERRORS: 1.0}, texts={LAST_ERROR: "environment rank 0 raised ValueError"})
+    most = member("actor", 1, stats={ERRORS: 4.0}, texts={LAST_ERROR: "environment rank 9 raised OSError"})
+    assert errors(well, member("trainer", stats={ERRORS: 7.0})) is None
+    expected = {"number": 5.0, "last": "actor-1: environment rank 9 raised OSError"}
+    assert errors(few, most, well) == expected
+    assert errors(few, replace(most, present=False), well) == expected, "until its successor joins"
+    assert errors(replace(few, report=MemberReport(stats={ERRORS: 1.0}))) == {
+        "number": 1.0,
+        "last": "actor-0: its log has the error",
+    }
 
 
 @pytest.mark.parametrize(

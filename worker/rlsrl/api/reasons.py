@@ -14,13 +14,22 @@ from typing import Final, Literal, NewType
 from rlsrl.api.status import Phase
 
 ConditionType = Literal[
-    "Accepted", "Ready", "GangComplete", "Progressing", "Durable", "RolledBack", "VolumeIntact", "Finished"
+    "Accepted",
+    "Ready",
+    "GangComplete",
+    "Progressing",
+    "EnvironmentErrors",
+    "Durable",
+    "RolledBack",
+    "VolumeIntact",
+    "Finished",
 ]
 """The types of conditions."""
 ACCEPTED: Final = "Accepted"
 READY: Final = "Ready"
 GANG_COMPLETE: Final = "GangComplete"
 PROGRESSING: Final = "Progressing"
+ENVIRONMENT_ERRORS: Final = "EnvironmentErrors"
 DURABLE: Final = "Durable"
 ROLLED_BACK: Final = "RolledBack"
 VOLUME_INTACT: Final = "VolumeIntact"
@@ -40,6 +49,7 @@ EndReason = Literal[
 FinishedReason = Literal[EndReason, "Retried"]
 GangReason = Literal["Starting", "Complete", "Restarting", "Suspended", "Finished"]
 ProgressReason = Literal["Progressing", "LongCall", "Stalled", "Paused", "Starting", "Queued", "Suspended", "Finished"]
+EnvironmentErrorsReason = Literal["MadeAgain"]
 DurableReason = Literal["Stored", "NotStored"]
 RollbackReason = Literal["OlderVersion"]
 VolumeReason = Literal["ClaimDeleting", "ClaimReplaced"]
@@ -57,6 +67,7 @@ ReadyReason = Literal[
 Reason = (
     AcceptedReason
     | DurableReason
+    | EnvironmentErrorsReason
     | FinishedReason
     | GangReason
     | ProgressReason
@@ -245,6 +256,15 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
         "Suspended": Judgement("`suspend` is true.", "Set `suspend` to false to continue.", "False"),
         "Finished": Judgement("The experiment has finished.", "Nothing.", "False"),
     },
+    ENVIRONMENT_ERRORS: {
+        "MadeAgain": Judgement(
+            "Environments raised errors, and training goes on: each was closed and made again. The message has the "
+            "number of errors, the rank of the environment that raised last, and the error.",
+            "Correct the environment. `kubectl rlsrl logs NAME` has the tracebacks: `environment_fault`. An "
+            "environment that raises six times ends its actor; one of its errors is forgiven every ten minutes.",
+            "True",
+        ),
+    },
     DURABLE: {
         "Stored": Judgement("All scheduled versions are stored.", "Nothing.", "True"),
         "NotStored": Judgement(
@@ -345,6 +365,8 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
     },
 }
 """By condition."""
+FACTS: frozenset[ConditionType] = frozenset({ENVIRONMENT_ERRORS, ROLLED_BACK})
+"""Conditions about what happened while training goes on: `why` shows them after its findings, and they are none."""
 QUIET: frozenset[str] = frozenset(
     {
         "Accepted",

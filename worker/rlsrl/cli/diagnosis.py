@@ -14,10 +14,10 @@ from rlsrl.api.pods import CONTAINER, ROLE_LABEL, is_ready, restarts, terminatio
 from rlsrl.api.reasons import (
     CLAIM_PENDING,
     ENDS,
+    FACTS,
     FINISHED,
     PROGRESSING,
     REASONS,
-    ROLLED_BACK,
     STALE,
     UNSEEN,
     VOLUME_INTACT,
@@ -101,9 +101,9 @@ def past_restarts(objects: Sequence[Object]) -> list[str]:
     return lines
 
 
-def past_rollback(status: ExperimentStatus) -> str | None:
-    """Return which version training resumed from last, why not from the newest, and what it lost; None for nothing."""
-    return next((each.message for each in status.conditions if each.type == ROLLED_BACK), None)
+def past_events(status: ExperimentStatus) -> list[str]:
+    """Return what happened while training went on: errors of environments, and a resumption from an older version."""
+    return [each.message for each in status.conditions if each.type in FACTS]
 
 
 def _explained_once(findings: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
@@ -117,8 +117,8 @@ def _explained_once(findings: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
 def _conditions(status: ExperimentStatus) -> Iterator[Diagnosis]:
     order = list(REASONS)
     for each in sorted(status.conditions, key=lambda condition: [*order, condition.type].index(condition.type)):
-        if each.type == ROLLED_BACK:
-            continue  # Training goes on since: ``past_rollback`` reports it.
+        if each.type in FACTS:
+            continue  # Training goes on: ``past_events`` reports it.
         is_wait = each.reason in ("Starting", "Queued") and each.type != PROGRESSING  # Ready says the same
         if is_trouble(each.reason) or is_wait:
             yield Diagnosis(

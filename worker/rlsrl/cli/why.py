@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import click
 
 from rlsrl.api.reasons import PHASES, Explanation
-from rlsrl.cli.diagnosis import Diagnosis, diagnose, past_restarts, past_rollback
+from rlsrl.cli.diagnosis import Diagnosis, diagnose, past_events, past_restarts
 from rlsrl.cli.kubectl import Kubectl, own_labels
 from rlsrl.cli.live import quiet_interrupt
 from rlsrl.cli.status_view import read_status
@@ -44,8 +44,8 @@ def why(name: str, namespace: str | None) -> None:
             click.echo(f"{name} has no problems: {status.phase}: {_phase_text(PHASES[status.phase], name)}")
             for line in past_restarts(objects):
                 click.echo(f"  {line}")
-        if (rollback := past_rollback(status)) is not None:
-            click.echo(printable(rollback))
+        for line in past_events(status):
+            click.echo(printable(line))
     sys.exit(UNWELL if findings else WELL)
 
 

@@ -30,8 +30,6 @@ FaultReason = Literal["non_finite", "environment_error", "vector_reset"]
 returned what does not fit; the environment is made again. ``vector_reset``: the environment's own step is fine, but it
 was reset together with an environment that had a fault."""
 
-ERRORS = "environment_errors"
-"""The actors' statistic: how often an environment was made again, since the start of the actor."""
 REPEAT_SECONDS = 60.0
 """Time between two log events of one environment."""
 
@@ -86,6 +84,8 @@ class FleetRow:
 class _Errors:
     """The errors of one environment."""
 
+    number: int
+    """How many since the start of the actor."""
     spent: Spent
     first: str
     """The first error that is not forgiven, in one line."""
@@ -103,6 +103,7 @@ class EnvironmentFaults:
         fleet_row: FleetRow | None = None,
         error_budget: int = ERROR_BUDGET,
         on_fault: Callable[[FaultReason], None] = lambda _: None,
+        on_error: Callable[[int, str], None] = lambda *_: None,
         log: structlog.stdlib.BoundLogger = _log,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -114,6 +115,7 @@ class EnvironmentFaults:
             fleet_row: Counts the faults of all actors; None: this actor is the only one.
             error_budget: Errors of one environment after which it is made again.
             on_fault: Called with the reason of each fault.
+            on_error: Called at each error with the number of errors of all environments, and a line about this one.
             log: Gets the first fault of each environment, then at most one every ``REPEAT_SECONDS``.
             now: The time in seconds.
         """
@@ -127,10 +129,12 @@ class EnvironmentFaults:
         self._fleet_row = fleet_row or FleetRow()
         self._error_budget = error_budget
         self._on_fault = on_fault
+        self._on_error = on_error
         self._log = log
         self._now = now
         self._lock = threading.Lock()
         self._num_dropped = 0
+        self._num_errors = 0
         self._errors: dict[int, _Errors] = {}
         """By the first rank of those that are made again together."""
         self._quiet_until: dict[int, float] = {}
@@ -187,10 +191,13 @@ class EnvironmentFaults:
         line, text = f"{named(ranks)} {_in_words(error)}", _traceback(error)
         with self._lock:
             self.num_faults += 1
+            self._num_errors += 1
+            num_errors = self._num_errors
             now, before = self._now(), self._errors.get(ranks.start)
             spent = 0.0 if before is None else before.spent.amount_at(now, decay_seconds=ERROR_DECAY_SECONDS)
             is_first = before is None or spent == 0.0
             errors = _Errors(
+                number=1 if before is None else before.number + 1,
                 spent=Spent(amount=spent + 1.0, at=now),
                 first=line if before is None or is_first else before.first,
                 traceback=text if before is None or is_first else before.traceback,
@@ -201,6 +208,7 @@ class EnvironmentFaults:
                 "environment_fault", reason="environment_error", rank=ranks.start, step=step, error=line, **details
             )
         self._on_fault("environment_error")
+        self._on_error(num_errors, f"{line} (error {errors.number} of {_described(ranks)})")
         if errors.spent.amount > self._error_budget:
             raise EnvironmentFailed(
                 f"{errors.first}; it is not made again after error {self._error_budget + 1} "
@@ -245,6 +253,10 @@ def named(ranks: range) -> str:
     if len(ranks) == 1:
         return f"environment rank {ranks.start}"
     return f"environment ranks {ranks.start} to {ranks[-1]}, which step in bulk,"
+
+
+def _described(ranks: range) -> str:
+    return "this environment" if len(ranks) == 1 else "these environments"
 
 
 def _in_words(error: Exception) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlsrl.api.role_names import ACTOR
 from rlsrl.runtime.activity import stage_of
 
 UNKNOWN = "-"
@@ -61,10 +60,11 @@ def unstored(totals: Mapping[str, Any]) -> list[str]:
 
 
 def failing_environments(page: Mapping[str, Any] | None) -> list[str]:
-    """Return a text if environments of the present actors have raised; else nothing."""
-    stats = [mapping(report, "stats") for report in reports_of(page, ACTOR)]
-    num_errors = sum(number(each, "environment_errors") or 0.0 for each in stats)
-    return [f"ENVIRONMENT ERRORS: {num_errors:.0f} (logs: environment_fault)"] if num_errors else []
+    """Return a text if environments have raised since their actors started; else nothing."""
+    errors = mapping(page, "environment_errors")
+    if not (num_errors := number(errors, "number") or 0.0):
+        return []
+    return [f"ENVIRONMENT ERRORS: {num_errors:.0f}, the last of {errors.get('last')} (logs: environment_fault)"]
 
 
 def hold_ups(page: Mapping[str, Any] | None) -> list[str]:

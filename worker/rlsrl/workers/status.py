@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlsrl.api.role_names import TRAINER
+from rlsrl.api.role_names import ACTOR, TRAINER
 from rlsrl.data.version import Version
 from rlsrl.runtime.activity import stage_of
 from rlsrl.runtime.coordination import WorkerState
@@ -24,6 +24,10 @@ TOTALS = ("env_steps", "train_steps", "return_mean", "policy_lag", "unstored_ver
 """Statistics of trainer rank 0 that the document shows for the whole experiment."""
 TEXTS = ("unstored_reason", "rollback")
 """Texts of trainer rank 0 that the document shows for the whole experiment."""
+ERRORS = "environment_errors"
+"""Statistic of actors: errors of their environments since the actor started."""
+LAST_ERROR = "environment_error"
+"""Text of actors: the last of these errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +124,7 @@ def build_status(
         },
         "gone": [_gone(member, now) for member in everyone if not member.present],
         "environment_calls": [_call(each) for each in long_calls],
+        "environment_errors": _environment_errors(everyone),
         "stall": None if stall is None else {"seconds": round(stall.seconds, 1), "reasons": list(stall.reasons)},
         "endpoints": dict(experiment.endpoints),
     }
@@ -185,6 +190,16 @@ def _call(found: WorkerCall) -> dict[str, Any]:
         "seconds": round(call.seconds, 1),
         "text": str(found),
     }
+
+
+def _environment_errors(members: Iterable[Member]) -> dict[str, Any] | None:
+    """Return the number of errors of all actors' environments, and the last error of the actor with most; or None."""
+    counts = [(_finite(each.report.stats.get(ERRORS)) or 0.0, each) for each in members if each.role == ACTOR]
+    number, worst = max(counts, key=lambda each: each[0], default=(0.0, None))
+    if worst is None or number <= 0:
+        return None
+    last = worst.report.texts.get(LAST_ERROR, "its log has the error")
+    return {"number": sum(number for number, _ in counts), "last": f"{worst.role}-{worst.index}: {last}"}
 
 
 def _worker(member: Member, experiment: ExperimentInfo, now: float) -> dict[str, Any]:

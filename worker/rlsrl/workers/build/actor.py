@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.slots import ProducerId, rollout_layout
 from rlsrl.data.specs import EnvSpec
-from rlsrl.envs.faults import ERRORS, EnvironmentFaults, FaultReason
+from rlsrl.envs.faults import EnvironmentFaults, FaultReason
 from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import VectorEnv
@@ -39,6 +38,7 @@ from rlsrl.workers.build.samples import open_producer
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.env_groups import EnvGroup, LockstepEnvGroup, ThreadedEnvGroup
 from rlsrl.workers.fleet_row import ReportedFleetRow, status_reader
+from rlsrl.workers.status import ERRORS, LAST_ERROR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,18 +130,16 @@ def _faults(config: ActorConfig, context: WorkerContext) -> EnvironmentFaults:
     reasons: tuple[FaultReason, ...] = get_args(FaultReason)
     counters = {reason: context.metrics.environment_faults.labels(reason=reason) for reason in reasons}
 
-    num_errors = itertools.count(1)
-
-    def count(reason: FaultReason) -> None:
-        counters[reason].inc()
-        if reason == "environment_error":
-            context.report_stats({ERRORS: float(next(num_errors))})
+    def report_error(num_errors: int, text: str) -> None:
+        context.report_stats({ERRORS: float(num_errors)})
+        context.report_text(LAST_ERROR, text)
 
     status = status_reader(config.coordinator_address, context.token, context.tls)
     return EnvironmentFaults(
         max_non_finite=config.environment.max_non_finite,
         fleet_row=ReportedFleetRow(report=context.report_stats, status=status),
-        on_fault=count,
+        on_fault=lambda reason: counters[reason].inc(),
+        on_error=report_error,
         log=context.log,
     )
 
