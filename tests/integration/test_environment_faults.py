@@ -52,13 +52,23 @@ class Raising(gymnasium.Wrapper):
     def step(self, action):
         self.taken += 1
         if self.taken == 50:
-            raise ConnectionError("the simulator hung up")
+            self.fail()
         return self.env.step(action)
 
-def raising():
+    def fail(self):
+        raise ConnectionError("the simulator hung up")
+
+class Exiting(Raising):
+    def fail(self):
+        sys.exit(3)
+
+def raising(kind=Raising):
     "Of an actor's eight, the fourth raises in its 50th step, and so do the first two that are made in its place."
     env = gymnasium.make("CartPole-v1")
-    return Raising(env) if next(NUMBER) in (3, 8, 9) else env
+    return kind(env) if next(NUMBER) in (3, 8, 9) else env
+
+def exiting():
+    return raising(Exiting)
 
 def first_actor():
     if "actor" not in sys.argv:
@@ -90,7 +100,7 @@ apiVersion: rlsrl.dev/v1alpha1
 kind: RLExperiment
 metadata: {{name: live}}
 spec:
-  environment: {{factory: "sick:raising"}}
+  environment: {{factory: "sick:{factory}"}}
   actors: {{environments: 8, rolloutLength: 32, vectorization: {vectorization}}}
   algorithm: {{ppo: {{epochs: 1, minibatchSize: 64}}}}
   stop: {{trainSteps: 20}}
@@ -155,10 +165,19 @@ def test_an_actor_whose_environments_are_all_sick_ends_no_run_that_others_keep_a
         assert "(environment.maxNonFinite)" in run.output
 
 
-@pytest.mark.parametrize("vectorization", ["loop", "threads"])
-def test_an_environment_that_raises_costs_its_own_episodes_only(tmp_path: Path, vectorization: str) -> None:
+@pytest.mark.parametrize(
+    ("vectorization", "factory", "raised"),
+    [
+        ("loop", "raising", "ConnectionError: the simulator hung up"),
+        ("threads", "raising", "ConnectionError: the simulator hung up"),
+        pytest.param("loop", "exiting", "SystemExit: 3", id="exit code 3 would end the run"),
+    ],
+)
+def test_an_environment_that_raises_costs_its_own_episodes_only(
+    tmp_path: Path, vectorization: str, factory: str, raised: str
+) -> None:
     (tmp_path / "sick.py").write_text(SICK)
-    desk = Desk(tmp_path, RAISING.format(vectorization=vectorization))
+    desk = Desk(tmp_path, RAISING.format(vectorization=vectorization, factory=factory))
     with desk.begin() as run:
         assert run.wait(timeout=120.0) == 0, run.output
     summary = desk.facts().json("summary.json")
@@ -167,3 +186,6 @@ def test_an_environment_that_raises_costs_its_own_episodes_only(tmp_path: Path, 
     assert [event["reason"] for event in (first, *others)] == ["environment_error"] * 3
     assert {event["rank"] for event in (first, *others)} == {3}
     assert f'File "{tmp_path / "sick.py"}", line ' in first["traceback"].splitlines()[1]
+    assert first["traceback"].splitlines()[-1] == raised
+    last = f"environment rank 3 raised {raised} (error 3 of this environment)"
+    assert f"ENVIRONMENT ERRORS: 3, the last of actor-0: {last}" in desk.call("top", "live").stdout

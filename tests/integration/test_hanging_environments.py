@@ -36,6 +36,10 @@ spec:
 """
 
 
+MAKE_SECONDS = 12
+"""Limit of the making, in seconds: a call is reported after five, and the first making imports Gymnasium."""
+
+
 class Place:
     """A folder with an experiment whose environment rank 3 hangs when the test wants it."""
 
@@ -196,6 +200,29 @@ def test_a_call_that_reaches_its_limit_ends_the_actor_and_training_goes_on(
     assert summary["restarts"] == {"actor": 1}
     assert summary["ledger"]["balanced"], summary["ledger"]
     assert facts.leftovers() == []
+
+
+@pytest.mark.parametrize("vectorization", ["loop", pytest.param("threads", marks=pytest.mark.slow)])
+def test_an_environment_that_hangs_while_it_is_made_is_named_and_ends_the_actor(
+    tmp_path: Path, vectorization: str
+) -> None:
+    place = Place(
+        tmp_path, method="make", holds_lock=True, vectorization=vectorization, limits=f"resetSeconds: {MAKE_SECONDS}"
+    )
+    (tmp_path / "hang").touch()
+    with place.desk.begin() as run:
+        (call,) = run.until(lambda: long_calls(run), "a report about the making")
+        assert (call["role"], call["index"], call["first_rank"], call["call"]) == ("actor", 0, 3, "make")
+        run.until(lambda: "environment rank 3 has been in make for " in run.output, "a line of rlsrl run")
+        note = re.compile(
+            rf"actor-0 exited with code {END_SIGNAL.value}: rlsrl: environment rank 3 was in make for \d+ s "
+            r"\(environment.resetSeconds\): the actor was ended; restarting"
+        )
+        run.until(lambda: note.search(run.output), "the actor ends")
+        place.await_steps(run)
+        (tmp_path / "gate").touch()
+        assert run.wait() == 0, run.output
+    assert place.desk.facts().json("summary.json")["restarts"] == {"actor": 1}
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Every call of an environment is on the call board while it lasts: by rank and name, from each kind of vector."""
+"""Every call of an environment is on the call board while it lasts, also its making and its closing: by rank and name,
+from each kind of vector."""
 
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ class Looking(gymnasium.Env[Any, Any]):
         self.action_space = spaces.Discrete(2)
         self.board, self.seen, self.marks = board, seen, marks
         self.steps = 0
+        self.look("make")
 
     def look(self, name: str) -> None:
         calls = [call for call in self.board.calls() if call.name == name]
@@ -46,6 +48,9 @@ class Looking(gymnasium.Env[Any, Any]):
         self.look("step")
         self.steps += 1
         return np.zeros(2, np.float32), np.nan if self.steps == 5 else 1.0, self.steps % 3 == 0, False, {}
+
+    def close(self) -> None:
+        self.look("close")
 
 
 @pytest.fixture
@@ -81,30 +86,63 @@ def test_the_loop_shows_one_environment_at_a_time(
 ) -> None:
     envs = LoopVectorEnv(make, seeds=range(2), first_rank=40, max_decorrelation_steps=2, board=board)
     fill(envs)
-    assert set(seen) == {("reset", 40, 1), ("reset", 41, 1), ("step", 40, 1), ("step", 41, 1)}
+    assert set(seen) == {(name, rank, 1) for name in ("make", "reset", "step") for rank in (40, 41)}
     assert len(marks) == len(set(marks)), "two calls in a row never look alike"
     assert list(board.calls()) == []
     envs.close()
+    assert sorted(seen[-2:]) == [("close", 40, 1), ("close", 41, 1)]
+    assert list(board.calls()) == []
     assert board.open_entry(0) is not None
     assert list(board.calls()) == []
 
 
 def test_calls_in_bulk_show_all_environments(board: CallBoard, seen: list[Seen], make: Callable[[], Looking]) -> None:
-    envs = NativeVectorEnv(lambda: SyncVectorEnv([make] * 3), seed=1, first_rank=8, board=board)
+    calls = board.open_entry(8, span=3)
+    envs = NativeVectorEnv(lambda: SyncVectorEnv([make] * 3), seed=1, first_rank=8, calls=calls)
+    assert set(seen) == {("make", 8, 3)}
     fill(envs)
     assert ("reset", 8, 3) in seen
     assert ("step", 8, 3) in seen
-    assert {found[1:] for found in seen} == {(8, 3)}
     assert list(board.calls()) == []
     envs.close()
+    assert ("close", 8, 3) in seen
+    assert {found[1:] for found in seen} == {(8, 3)}
 
 
 def test_each_thread_shows_its_environment(board: CallBoard, seen: list[Seen], make: Callable[[], Looking]) -> None:
     envs = EnvironmentThreads(make, seeds=range(3), first_rank=5, board=board)
     envs.begin(lambda _, env: fill(env))
     assert envs.wait(lambda: envs.num_done == 1, DEADLINE_SECONDS)
-    assert {("reset", 5, 1), ("step", 6, 1), ("step", 7, 1)} <= set(seen)
+    assert {("make", 5, 1), ("reset", 5, 1), ("step", 6, 1), ("step", 7, 1)} <= set(seen)
     assert list(board.calls()) == []
+    envs.close()
+    assert ("close", 7, 1) in seen
+
+
+@pytest.mark.parametrize("vectorization", ["loop", "bulk"])
+def test_an_environment_that_is_made_again_is_on_the_board_while_it_is_closed_and_made(
+    board: CallBoard, seen: list[Seen], make: Callable[[], Looking], vectorization: str
+) -> None:
+    made: list[Looking] = []
+
+    def breaks_once() -> Looking:
+        env = make()
+        if not made:
+            setattr(env, "step", lambda *_: 1 / 0)  # noqa: B010 - not a method of the class
+        made.append(env)
+        return env
+
+    envs: VectorEnv = (
+        LoopVectorEnv(breaks_once, seeds=[0], first_rank=8, board=board)
+        if vectorization == "loop"
+        else NativeVectorEnv(
+            lambda: SyncVectorEnv([breaks_once]), seed=0, first_rank=8, calls=board.open_entry(8, span=1)
+        )
+    )
+    del seen[:]
+    fill(envs, num_steps=1)
+    assert [name for name, *_ in seen if name != "reset"] == ["close", "make"]
+    assert {found[1:] for found in seen} == {(8, 1)}
     envs.close()
 
 

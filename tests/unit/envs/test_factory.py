@@ -13,6 +13,8 @@ from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_environ
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 
 FACTORIES = """
+import sys
+
 import gymnasium
 
 made = []
@@ -43,6 +45,9 @@ def flaky():
 
 def typo():
     return len(3)
+
+def exits():
+    sys.exit(3)
 """
 
 
@@ -103,11 +108,15 @@ def test_what_a_restart_may_mend_is_no_configuration_error(factories: None, name
     assert not isinstance(caught.value, ConfigurationError)
 
 
-def test_the_spec_of_an_environment_that_cannot_be_made_has_the_users_traceback(factories: None) -> None:
-    with pytest.raises(EnvironmentFailed, match="'factory_samples:flaky' cannot be made: it raised Conn") as caught:
-        environment_spec(EnvironmentSource(factory="factory_samples:flaky"))
+@pytest.mark.parametrize(("name", "raised"), [("flaky", "ConnectionError"), ("exits", "SystemExit: 3")])
+def test_the_spec_of_an_environment_that_cannot_be_made_has_the_users_traceback(
+    factories: None, name: str, raised: str
+) -> None:
+    says = f"'factory_samples:{name}' cannot be made: it raised {raised}"
+    with pytest.raises(EnvironmentFailed, match=says) as caught:
+        environment_spec(EnvironmentSource(factory=f"factory_samples:{name}"))
     frames = [line for line in caught.value.traceback.splitlines() if line.startswith("  File")]
-    assert [frame.endswith("in flaky") for frame in frames] == [True]
+    assert [frame.endswith(f"in {name}") for frame in frames] == [True]
 
 
 @pytest.mark.parametrize("source", [{}, {"id": "CartPole-v1", "factory": "a:b"}])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -339,11 +340,16 @@ class Factory:
     """Makes environments that count from 1 in each episode and raise in the third step; it keeps all of them."""
 
     def __init__(
-        self, *, fails_in: Literal["step", "reset", "making", "nothing"] = "step", closes: bool = True
+        self,
+        *,
+        fails_in: Literal["step", "reset", "making", "nothing"] = "step",
+        closes: bool = True,
+        raises: BaseException | None = None,
     ) -> None:
         self.made: list[Raising] = []
         self.fails_in = fails_in
         self.closes = closes
+        self.raises = raises or ValueError("the arm is stuck")
 
     def __call__(self) -> Raising:
         if self.fails_in == "making" and self.made:
@@ -367,7 +373,7 @@ class Raising(SickEnv):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if self._taken == 2 and self._factory.fails_in != "nothing":
-            raise ValueError("the arm is stuck")
+            raise self._factory.raises
         return super().step(action)
 
     def close(self) -> None:
@@ -401,6 +407,57 @@ def test_an_environment_that_raises_is_made_again_and_the_others_go_on() -> None
     (event,) = recorder.log.entries
     assert (event["rank"], event["step"]) == (40, 3)
     assert event["error"] == "environment rank 40 raised ValueError: the arm is stuck"
+
+
+@pytest.fixture
+def ignored_interrupts() -> Iterator[None]:
+    """Ignore SIGINT, as workers do."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+EXITS: dict[str, Callable[[], BaseException]] = {
+    "SystemExit: 3": partial(SystemExit, 3),
+    "SystemExit:": SystemExit,
+    "KeyboardInterrupt:": KeyboardInterrupt,
+}
+
+
+@pytest.mark.parametrize("words", EXITS)
+@pytest.mark.parametrize("vectorization", ["loop", "bulk"])
+@pytest.mark.usefixtures("ignored_interrupts")
+def test_an_environment_that_exits_is_made_again_like_any_that_raises(vectorization: str, words: str) -> None:
+    factory, recorder = Factory(raises=EXITS[words]()), Recorder()
+    envs: VectorEnv = (
+        bulk_of(factory, faults=recorder.faults)
+        if vectorization == "bulk"
+        else LoopVectorEnv(factory, seeds=[1], first_rank=40, faults=recorder.faults)
+    )
+    assert lane(fill(envs, 5), "mask") == [True, True, False, True, True]
+    (event,) = (each for each in recorder.log.entries if each["reason"] == "environment_error")
+    assert event["error"].endswith(f" raised {words}")
+    _, frame, *_ = event["traceback"].splitlines()
+    assert frame.startswith(f'  File "{__file__}", line '), "the user's line"
+
+
+@pytest.mark.parametrize("words", EXITS)
+@pytest.mark.usefixtures("ignored_interrupts")
+def test_an_environment_that_exits_while_it_is_made_cannot_be_made(words: str) -> None:
+    def make() -> SickEnv:
+        raise EXITS[words]
+
+    with pytest.raises(EnvironmentFailed, match=f"^environment rank 40 cannot be made: it raised {words}"):
+        LoopVectorEnv(make, seeds=[1], first_rank=40)
+
+
+def test_an_interrupt_by_the_user_ends_the_process() -> None:
+    """Commands such as ``rlsrl eval`` do not ignore SIGINT."""
+    recorder = Recorder()
+    envs = LoopVectorEnv(Factory(raises=KeyboardInterrupt()), seeds=[1], faults=recorder.faults)
+    with pytest.raises(KeyboardInterrupt):
+        fill(envs, 5)
+    assert recorder.reasons == []
 
 
 def test_the_traceback_of_an_error_begins_with_the_users_own_code() -> None:

@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import mmap
+from typing import get_args
 
-from rlsrl.runtime.call_board import BOARD_BYTES, IDLE, IS_RESET, LANE, NUM_CALLS, CallBoard, CallEntry, close_entry
+import pytest
+
+from rlsrl.runtime.call_board import (
+    BOARD_BYTES,
+    CALL,
+    CALL_NAMES,
+    IDLE,
+    LANE,
+    NUM_CALLS,
+    CallBoard,
+    CallEntry,
+    CallName,
+    close_entry,
+    on_board,
+    private_entry,
+)
 
 
 def shared() -> tuple[CallBoard, CallBoard]:
@@ -13,9 +29,9 @@ def shared() -> tuple[CallBoard, CallBoard]:
     return CallBoard(memory), CallBoard(memory)
 
 
-def call(entry: CallEntry, lane: int, *, is_reset: bool = False) -> None:
+def call(entry: CallEntry, lane: int, name: CallName = "step") -> None:
     entry[NUM_CALLS] += 1
-    entry[IS_RESET] = is_reset
+    entry[CALL] = CALL_NAMES.index(name)
     entry[LANE] = lane
 
 
@@ -23,7 +39,7 @@ def test_the_reader_sees_rank_and_name_of_the_calls_of_all_threads() -> None:
     board, reader = shared()
     one, bulk, idle = board.open_entry(40), board.open_entry(8, span=4), board.open_entry(7)
     assert list(reader.calls()) == []
-    call(one, 2, is_reset=True)
+    call(one, 2, "reset")
     call(bulk, 0)
     found = [(each.first_rank, each.num_environments, each.name) for each in reader.calls()]
     assert found == [(42, 1, "reset"), (8, 4, "step")]
@@ -35,10 +51,29 @@ def test_the_reader_sees_rank_and_name_of_the_calls_of_all_threads() -> None:
 def test_a_mark_changes_with_each_call() -> None:
     board, reader = shared()
     entry, marks = board.open_entry(0), list[object]()
-    for lane, is_reset in ((0, False), (0, False), (0, True), (1, False), (0, False)):
-        call(entry, lane, is_reset=is_reset)
+    calls: list[tuple[int, CallName]] = [(0, "step"), (0, "step"), (0, "reset"), (1, "step"), (0, "step")]
+    for lane, name in calls:
+        call(entry, lane, name)
         marks += [each.mark for each in reader.calls()]
     assert len(marks) == len(set(marks)) == 5
+
+
+@pytest.mark.parametrize("name", get_args(CallName))
+def test_a_call_is_on_the_board_while_it_lasts_also_if_it_raises(name: CallName) -> None:
+    board, reader = shared()
+    entry = board.open_entry(40)
+
+    def look(*calls: str, then: int) -> float:
+        assert [(each.first_rank, each.name) for each in reader.calls()] == [(42, call) for call in calls]
+        return 1 / then
+
+    assert on_board(entry, 2, name, look, name, then=2) == 0.5
+    assert list(reader.calls()) == []
+    with pytest.raises(ZeroDivisionError):
+        on_board(entry, 2, name, look, name, then=0)
+    entry[LANE] = 2
+    look("step", then=1)
+    assert on_board(private_entry(), 0, name, int, "7") == 7
 
 
 def test_a_closed_entry_shows_nothing_and_is_used_again() -> None:

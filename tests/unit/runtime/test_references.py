@@ -51,6 +51,7 @@ def test_a_callable_is_found_in_a_module_and_in_a_package(user_folder: Path) -> 
             "reference_broken:make",
             r"importing 'reference_broken' raised ZeroDivisionError: .* \(/.*/reference_broken\.py, line 2\)$",
         ),
+        ("reference_exits:make", r"'reference_exits' raised SystemExit: 3 \(/.*/reference_exits\.py, line 2\)$"),
         (
             "reference_syntax:make",
             r"'reference_syntax' raised SyntaxError: .* \(reference_syntax.py, line 1\)$",
@@ -63,6 +64,7 @@ def test_a_mistake_is_named_with_its_cure(user_folder: Path, reference: str, say
     write(user_folder, "refs_pack/inner.py", "")
     write(user_folder, "reference_needy.py", "import not_installed_anywhere")
     write(user_folder, "reference_broken.py", "import os\n1 / 0")
+    write(user_folder, "reference_exits.py", "import sys\nsys.exit(3)")
     write(user_folder, "reference_syntax.py", "def")
     with pytest.raises(ConfigurationError, match=says) as caught:
         load_callable(reference, where="environment factory")

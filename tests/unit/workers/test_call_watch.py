@@ -10,7 +10,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlsrl.runtime.call_board import BOARD_BYTES, IDLE, IS_RESET, LANE, NUM_CALLS, CallBoard, CallName, EnvironmentCall
+from rlsrl.runtime.call_board import (
+    BOARD_BYTES,
+    CALL,
+    CALL_NAMES,
+    IDLE,
+    LANE,
+    NUM_CALLS,
+    CallBoard,
+    CallName,
+    EnvironmentCall,
+)
 from rlsrl.testing.waiting import until
 from rlsrl.workers.call_watch_process import (
     LONG_SECONDS,
@@ -30,7 +40,7 @@ class Watched:
         self.entries = [board.open_entry(40), board.open_entry(50)]
         self.reports: list[tuple[list[tuple[int, str, float]], str]] = []
         self.ended: list[tuple[int, str]] = []
-        limits: dict[CallName, float | None] = {"step": step, "reset": reset}
+        limits: dict[CallName, float | None] = {"step": step, "reset": reset, "make": reset, "close": reset}
         self.watch = CallWatch(board, limits, report=self.report, end=self.end)
 
     def report(self, calls: Sequence[EnvironmentCall], limit: str) -> None:
@@ -39,10 +49,10 @@ class Watched:
     def end(self, call: EnvironmentCall, limit: str) -> None:
         self.ended.append((call.first_rank, limit))
 
-    def call(self, lane: int, *, thread: int = 0, is_reset: bool = False) -> None:
+    def call(self, lane: int, name: CallName = "step", *, thread: int = 0) -> None:
         entry = self.entries[thread]
         entry[NUM_CALLS] += 1
-        entry[IS_RESET], entry[LANE] = is_reset, lane
+        entry[CALL], entry[LANE] = CALL_NAMES.index(name), lane
 
     def pass_time(self, seconds: float) -> None:
         for _ in range(round(seconds / POLL_SECONDS)):
@@ -75,24 +85,32 @@ def test_the_longest_call_comes_first() -> None:
     worker = Watched()
     worker.call(0)
     worker.pass_time(1.0)
-    worker.call(1, thread=1, is_reset=True)
+    worker.call(1, "reset", thread=1)
     worker.pass_time(LONG_SECONDS + REPEAT_SECONDS + 1.0)
     calls, _ = worker.reports[-1]
     assert [call[:2] for call in calls] == [(40, "step"), (51, "reset")]
 
 
 @pytest.mark.parametrize(
-    ("is_reset", "field"), [(False, "environment.stepSeconds"), (True, "environment.resetSeconds")]
+    ("name", "other", "field"),
+    [
+        ("step", "reset", "environment.stepSeconds"),
+        ("reset", "step", "environment.resetSeconds"),
+        ("make", "step", "environment.resetSeconds"),
+        ("close", "step", "environment.resetSeconds"),
+    ],
 )
-def test_a_call_that_reaches_its_limit_is_reported_and_ends_the_worker(is_reset: bool, field: str) -> None:
-    worker = Watched(step=None if is_reset else 2.0, reset=2.0 if is_reset else None)
-    worker.call(1, is_reset=is_reset)
-    worker.call(0, thread=1, is_reset=not is_reset)
+def test_a_call_that_reaches_its_limit_is_reported_and_ends_the_worker(
+    name: CallName, other: CallName, field: str
+) -> None:
+    worker = Watched(**{field.removeprefix("environment.").removesuffix("Seconds"): 2.0})
+    worker.call(1, name)
+    worker.call(0, other, thread=1)
     worker.pass_time(2.0)
     assert worker.ended == []
     worker.pass_time(POLL_SECONDS)
     assert worker.ended == [(41, field)]
-    assert worker.reports == [([(41, "reset" if is_reset else "step", 2.0)], field)]
+    assert worker.reports == [([(41, name, 2.0)], field)]
 
 
 def test_a_stopped_worker_is_seen_so_that_its_calls_stand_still() -> None:

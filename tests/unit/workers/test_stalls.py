@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlsrl.runtime.call_board import EnvironmentCall
+from rlsrl.runtime.call_board import CallName, EnvironmentCall
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.runtime.ledger import PageRecord
 from rlsrl.workers.long_calls import WorkerCall
@@ -43,8 +43,8 @@ def worker(
     )
 
 
-def hanging(role: str = "actor", index: int = 0, *, seconds: float) -> WorkerCall:
-    call = EnvironmentCall(first_rank=3, num_environments=1, name="step", seconds=seconds)
+def hanging(role: str = "actor", index: int = 0, *, seconds: float, name: CallName = "step") -> WorkerCall:
+    call = EnvironmentCall(first_rank=3, num_environments=1, name=name, seconds=seconds)
     return WorkerCall(role=role, index=index, call=call)
 
 
@@ -72,6 +72,18 @@ def test_a_run_in_which_everybody_waits_stands_still_after_a_minute() -> None:
     assert stalled(WAITING, 61.0) == Stall(
         seconds=61.0, reasons=(TRAINER_WAITS, "actor-0 has waited for credit for 61 s and 1 more")
     )
+
+
+def test_a_run_whose_environments_are_not_made_stands_still_after_a_minute() -> None:
+    """Trainers make an environment, too, to learn its spaces."""
+    making = [worker("trainer", 0, "environment", state=WorkerState.CONFIGURING)]
+    making += [worker("actor", index, state=WorkerState.CONFIGURING) for index in range(2)]
+    calls = [hanging(index=index, seconds=61.0, name="make") for index in range(2)]
+    stall = stalled(making, 61.0, calls)
+    assert stall is not None
+    call, *waits = stall.reasons
+    assert call == "environment rank 3 has been in make for 61 s (actor-0) and 1 more"
+    assert waits == ["trainer-0 has waited for environment for 61 s"]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def problems_of(env: gymnasium.Env[Any, Any], *, num_steps: int, seed: int = 0) 
     return list(dict.fromkeys(_problems(env, num_steps, seed)))
 
 
-def unusable_step(env: gymnasium.Env[Any, Any], result: Any, error: Exception) -> Exception:
+def unusable_step(env: gymnasium.Env[Any, Any], result: Any, error: BaseException) -> BaseException:
     """Return ``BrokenContract`` with the problems of a result of ``step``, whose use raised ``error``.
 
     If there is no problem, return ``error``.

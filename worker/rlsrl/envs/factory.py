@@ -14,7 +14,7 @@ from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.faults import not_made
 from rlsrl.envs.mujoco import log_mujoco_warnings
 from rlsrl.envs.spaces import spec_of
-from rlsrl.runtime.errors import ConfigurationError, did_you_mean
+from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError, did_you_mean
 from rlsrl.runtime.references import load_callable
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def environment_spec(source: EnvironmentSource) -> EnvSpec:
         env = make_environment(source)
     except ConfigurationError:
         raise
-    except Exception as error:
+    except USERS_ERRORS as error:
         raise not_made(str(source), error) from error
     try:
         return spec_of(env)

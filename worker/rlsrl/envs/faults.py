@@ -7,6 +7,7 @@ environments of one actor. It ends the run if only faults come, and the actor if
 from __future__ import annotations
 
 import math
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -177,7 +178,7 @@ class EnvironmentFaults:
                 "(environment.maxNonFinite); correct the environment"
             )
 
-    def error(self, ranks: range, step: int, error: Exception) -> None:
+    def error(self, ranks: range, step: int, error: BaseException) -> None:
         """Record that environments raised ``error``, so that they are made again.
 
         Args:
@@ -187,7 +188,9 @@ class EnvironmentFaults:
 
         Raises:
             EnvironmentFailed: the budget is spent: the environment is not made again.
+            KeyboardInterrupt: ``error`` is the user's Ctrl-C.
         """
+        _raise_if_interrupt(error)
         line, text = f"{named(ranks)} {_in_words(error)}", _traceback(error)
         with self._lock:
             self.num_faults += 1
@@ -243,8 +246,13 @@ class EnvironmentFaults:
         )
 
 
-def not_made(name: str, error: Exception) -> EnvironmentFailed:
-    """Return the failure of the environment of that name, which raised ``error`` when it was made."""
+def not_made(name: str, error: BaseException) -> EnvironmentFailed:
+    """Return the failure of the environment of that name, which raised ``error`` when it was made.
+
+    Raises:
+        KeyboardInterrupt: ``error`` is the user's Ctrl-C.
+    """
+    _raise_if_interrupt(error)
     return EnvironmentFailed(f"{name} cannot be made: it {_in_words(error)}", traceback=_traceback(error))
 
 
@@ -259,13 +267,19 @@ def _described(ranks: range) -> str:
     return "this environment" if len(ranks) == 1 else "these environments"
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: BaseException) -> str:
     is_contract = isinstance(error, BrokenContract)
     text = f"breaks Gymnasium's contract: {error}" if is_contract else f"raised {type(error).__name__}: {error}"
     return shorten(text, _ERROR_CHARACTERS, placeholder="...")
 
 
-def _traceback(error: Exception) -> str:
+def _raise_if_interrupt(error: BaseException) -> None:
+    """Raise the KeyboardInterrupt of a Ctrl-C, such as that of ``rlsrl eval``. Workers ignore SIGINT."""
+    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        raise error
+
+
+def _traceback(error: BaseException) -> str:
     """Return the traceback of the environment's own error; a broken contract has none."""
     return "" if isinstance(error, BrokenContract) else users_traceback(error)
 

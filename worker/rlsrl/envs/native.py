@@ -15,8 +15,8 @@ from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_in_bulk
 from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite, named, not_made
 from rlsrl.envs.spaces import action_batcher, observation_keys, spec_of_spaces
 from rlsrl.envs.vector import VectorEnv
-from rlsrl.runtime.call_board import IDLE, IS_RESET, LANE, NUM_CALLS, CallBoard, close_entry, private_entry
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.call_board import CallBoard, CallEntry, close_entry, on_board, private_entry
+from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError
 
 if TYPE_CHECKING:
     import gymnasium
@@ -52,8 +52,9 @@ def make_native(
             )
         return envs
 
-    single = environment_spec(source)
-    native = NativeVectorEnv(make, seed=seed, first_rank=first_rank, faults=faults, board=board)
+    calls = private_entry() if board is None else board.open_entry(first_rank, span=num_envs)
+    single = on_board(calls, 0, "make", environment_spec, source)
+    native = NativeVectorEnv(make, seed=seed, first_rank=first_rank, faults=faults, calls=calls)
     if native.spec != single:
         native.close()
         raise ConfigurationError(
@@ -81,12 +82,13 @@ class NativeVectorEnv(VectorEnv):
         seed: int,
         first_rank: int = 0,
         faults: EnvironmentFaults | None = None,
-        board: CallBoard | None = None,
+        calls: CallEntry | None = None,
     ) -> None:
         """Step what ``make`` returns. ``seed`` seeds the first reset.
 
         Errors name environment ranks, which begin at ``first_rank``. ``faults`` counts the environments'
-        faults; None: they are logged only. ``board`` shows the calls to the call watch; None: no call watch runs.
+        faults; None: they are logged only. ``calls`` shows the calls to the call watch, of all environments at once;
+        None: no call watch runs. ``close`` closes it.
 
         Raises:
             ConfigurationError: the autoreset is not NEXT_STEP, or a space is not supported.
@@ -95,16 +97,16 @@ class NativeVectorEnv(VectorEnv):
         self._make = make
         self._num_made_again = 0
         self._seed = seed
+        self._calls = private_entry() if calls is None else calls
         try:
-            envs = make()
+            envs = on_board(self._calls, 0, "make", make)
         except ConfigurationError:
             raise
-        except Exception as error:
+        except USERS_ERRORS as error:
             raise not_made(named(range(first_rank, first_rank + 1)), error) from error
         self._envs: gymnasium.vector.VectorEnv[Any, Any, Any] | None = envs
         """None while they are made again, and after ``close``."""
         self.num_envs = envs.num_envs
-        self._calls = private_entry() if board is None else board.open_entry(first_rank, span=envs.num_envs)
         self._ranks = range(first_rank, first_rank + envs.num_envs)
         try:
             self.spec = _checked_spec(envs)
@@ -133,7 +135,7 @@ class NativeVectorEnv(VectorEnv):
         if is_first:
             try:
                 self._frame = self._reset(seed=self._seed)
-            except Exception as error:  # noqa: BLE001 - any error of the user's code
+            except USERS_ERRORS as error:
                 self._make_again(0, error)
         for name in ("reward", "episode_return", "episode_length"):
             arrays[name].fill(0)
@@ -148,8 +150,10 @@ class NativeVectorEnv(VectorEnv):
             return
         assert self._envs is not None, "open"
         try:
-            self._frame, rewards, terminated, truncated, _ = self._call(self._envs.step, self._batch(actions))
-        except Exception as error:  # noqa: BLE001 - any error of the user's code
+            self._frame, rewards, terminated, truncated, _ = on_board(
+                self._calls, 0, "step", self._envs.step, self._batch(actions)
+            )
+        except USERS_ERRORS as error:
             self._recover(arrays, step, error)
             return
         taken = ~self._ended
@@ -193,11 +197,11 @@ class NativeVectorEnv(VectorEnv):
         try:
             self._frame = self._reset()
             self._begin_episodes()
-        except Exception as error:  # noqa: BLE001 - any error of the user's code
+        except USERS_ERRORS as error:
             self._make_again(0, error)
         self._write_first_frame(arrays, step)
 
-    def _recover(self, arrays: Arrays, step: int, error: Exception) -> None:
+    def _recover(self, arrays: Arrays, step: int, error: BaseException) -> None:
         """Make all environments again. The step that raised ``error`` becomes the reset of new episodes of all."""
         taken = ~self._ended
         arrays["mask"][step] = taken
@@ -209,7 +213,7 @@ class NativeVectorEnv(VectorEnv):
         self._make_again(int(self._lengths.max()) + 1 if taken.any() else 0, error)
         self._write_first_frame(arrays, step)
 
-    def _make_again(self, step: int, error: Exception) -> None:
+    def _make_again(self, step: int, error: BaseException) -> None:
         """Close the environments, of which one raised ``error`` in that step of its episode, and make others.
 
         Raises:
@@ -222,7 +226,7 @@ class NativeVectorEnv(VectorEnv):
                 self._frame = self._replace()
             except ConfigurationError:
                 raise
-            except Exception as next_error:  # noqa: BLE001 - any error of the user's code
+            except USERS_ERRORS as next_error:
                 step, error = 0, next_error
                 continue
             self._begin_episodes()
@@ -232,9 +236,9 @@ class NativeVectorEnv(VectorEnv):
         """Make the environments again, and return their first observations."""
         failed, self._envs = self._envs, None
         if failed is not None:
-            with suppress(Exception):  # they have failed already
-                failed.close()
-        self._envs = self._make()
+            with suppress(Exception, SystemExit):  # they have failed already
+                on_board(self._calls, 0, "close", failed.close)
+        self._envs = on_board(self._calls, 0, "make", self._make)
         if (spec := _checked_spec(self._envs)) != self.spec:
             raise ConfigurationError(f"{named(self._ranks)} had {self.spec}; made again, they have {spec}")
         self._num_made_again += 1
@@ -243,18 +247,8 @@ class NativeVectorEnv(VectorEnv):
 
     def _reset(self, **options: Any) -> Any:
         assert self._envs is not None, "open"
-        frame, _ = self._call(self._envs.reset, is_reset=True, **options)
+        frame, _ = on_board(self._calls, 0, "reset", self._envs.reset, **options)
         return frame
-
-    def _call(self, call: Callable[..., Any], *arguments: Any, is_reset: bool = False, **options: Any) -> Any:
-        """Call the environments, and show it on the board."""
-        calls = self._calls
-        calls[NUM_CALLS] += 1
-        calls[IS_RESET], calls[LANE] = is_reset, 0
-        try:
-            return call(*arguments, **options)
-        finally:
-            calls[LANE] = IDLE
 
     def _begin_episodes(self) -> None:
         self._resets_all = False
@@ -298,10 +292,12 @@ class NativeVectorEnv(VectorEnv):
 
     @override
     def close(self) -> None:
-        close_entry(self._calls)
         envs, self._envs = self._envs, None
-        if envs is not None:
-            envs.close()
+        try:
+            if envs is not None:
+                on_board(self._calls, 0, "close", envs.close)
+        finally:
+            close_entry(self._calls)
 
 
 def _checked_spec(envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> EnvSpec:

@@ -16,7 +16,7 @@ from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.vector import EnvCall, LoopVectorEnv, VectorEnv, common_spec
 from rlsrl.runtime.call_board import CallBoard
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError
 
 if TYPE_CHECKING:
     import gymnasium
@@ -213,7 +213,7 @@ class _Lane:
         """The environment's spec. Set once the environment is made."""
         self.is_made = threading.Event()
         """Set once the environment is made, or has failed to be made."""
-        self.close_failure: Exception | None = None
+        self.close_failure: BaseException | None = None
         # Daemonic: an environment whose step never returns must not keep the process alive.
         self.thread = threading.Thread(target=self._run, name=f"environment-{rank}", daemon=True)
         self._lane = lane
@@ -249,7 +249,7 @@ class _Lane:
             self._progress.failed(failure)
         try:
             envs.close()
-        except Exception as error:  # noqa: BLE001 - the owner's thread raises it
+        except USERS_ERRORS as error:  # the owner's thread raises it
             self.close_failure = error
 
     def _work(self, envs: VectorEnv) -> None:

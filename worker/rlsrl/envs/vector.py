@@ -16,8 +16,8 @@ from rlsrl.envs.check import first_observation, unusable_observation, unusable_s
 from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite, named, not_made
 from rlsrl.envs.info_keys import EPISODE_CONTINUES
 from rlsrl.envs.spaces import action_decoder, observation_keys, spec_of
-from rlsrl.runtime.call_board import IDLE, IS_RESET, LANE, NUM_CALLS, CallBoard, close_entry, private_entry
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.call_board import IDLE, LANE, NUM_CALLS, CallBoard, close_entry, on_board, private_entry
+from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError
 
 if TYPE_CHECKING:
     import gymnasium
@@ -194,7 +194,7 @@ class LoopVectorEnv(VectorEnv):
                     arrays["episode_length"][step, lane] = lengths[lane]
                     returns[lane] = 0.0
                     lengths[lane] = 0
-            except Exception as error:  # noqa: BLE001 - any error of the user's code
+            except USERS_ERRORS as error:
                 calls[LANE] = IDLE
                 reason = error if result is ... else unusable_step(self._envs[lane], result, error)
                 self._recover(arrays, step, lane, lengths[lane] + 1, reason)
@@ -225,7 +225,7 @@ class LoopVectorEnv(VectorEnv):
                 length = int(arrays["episode_length"][frame - 1, lane]) if frame else 0
                 self._recover(arrays, frame - 1, lane, length or self._lengths[lane], reason)
 
-    def _recover(self, arrays: Arrays, step: int, lane: int, length: int, error: Exception) -> None:
+    def _recover(self, arrays: Arrays, step: int, lane: int, length: int, error: BaseException) -> None:
         """Make an environment again. Its step becomes the reset of a new episode; the caller writes the next frame.
 
         Args:
@@ -254,7 +254,7 @@ class LoopVectorEnv(VectorEnv):
             self._faults.non_finite(self._found(lane, length, key, value))
             try:
                 self._observations[lane] = self._reset(lane)
-            except Exception as error:  # noqa: BLE001 - any error of the user's code
+            except USERS_ERRORS as error:
                 self._observations[lane] = self._make_again(lane, 0, error)
             self._ended[lane] = False
             self._returns[lane], self._lengths[lane] = 0.0, 0
@@ -274,33 +274,27 @@ class LoopVectorEnv(VectorEnv):
 
     def _reset(self, lane: int, **options: Any) -> Any:
         """Reset the environment and return its observation."""
-        calls = self._calls
-        calls[NUM_CALLS] += 1
-        calls[IS_RESET], calls[LANE] = 1, lane
-        try:
-            result = self._wrap_call(self._envs[lane].reset)(**options)
-        finally:
-            calls[LANE], calls[IS_RESET] = IDLE, 0
-        return first_observation(self._envs[lane], result)
+        env = self._envs[lane]
+        return first_observation(env, on_board(self._calls, lane, "reset", self._wrap_call(env.reset), **options))
 
     def _start(self, lane: int, seed: int) -> Any:
         """Reset with the seed, take the decorrelation steps, and return the first observation."""
         try:
             observation = self._reset(lane, seed=seed)
             return self._decorrelated(lane, seed, observation) if self._max_decorrelation_steps else observation
-        except Exception as error:  # noqa: BLE001 - any error of the user's code
+        except USERS_ERRORS as error:
             return self._make_again(lane, 0, error)
 
     def _made(self, lane: int) -> gymnasium.Env[Any, Any]:
         """Return a new environment of the lane, the first one."""
         try:
-            return self._make()
+            return on_board(self._calls, lane, "make", self._make)
         except ConfigurationError:
             raise
-        except Exception as error:
+        except USERS_ERRORS as error:
             raise not_made(named(self._ranks(lane)), error) from error
 
-    def _make_again(self, lane: int, step: int, error: Exception) -> Any:
+    def _make_again(self, lane: int, step: int, error: BaseException) -> Any:
         """Close the environment that raised ``error`` in that step of its episode, and make another in its place.
 
         Return the first observation of the new one, after a reset with a seed of its own.
@@ -315,7 +309,7 @@ class LoopVectorEnv(VectorEnv):
                 observation = self._replace(lane)
             except ConfigurationError:
                 raise
-            except Exception as next_error:  # noqa: BLE001 - any error of the user's code
+            except USERS_ERRORS as next_error:
                 step, error = 0, next_error
                 continue
             self._ended[lane] = False
@@ -325,13 +319,13 @@ class LoopVectorEnv(VectorEnv):
 
     def _replace(self, lane: int) -> Any:
         if (failed := self._envs.pop(lane, None)) is not None:
-            with suppress(Exception):  # it has failed already
-                self._wrap_call(failed.close)()
+            with suppress(Exception, SystemExit):  # it has failed already
+                on_board(self._calls, lane, "close", self._wrap_call(failed.close))
 
         def make() -> None:
             self._envs[lane] = self._make()  # kept, and so closed, even if the wrapper raises after it
 
-        self._wrap_call(make)()
+        on_board(self._calls, lane, "make", self._wrap_call(make))
         env = self._envs[lane]
         if (spec := spec_of(env)) != self.spec:
             raise ConfigurationError(
@@ -374,8 +368,8 @@ class LoopVectorEnv(VectorEnv):
     @override
     def close(self) -> None:
         """Close every environment, even if one fails, then raise the failure. Idempotent."""
-        close_entry(self._calls)
         envs, self._envs = self._envs, {}
         with ExitStack() as stack:
-            for env in envs.values():
-                stack.callback(env.close)
+            stack.callback(close_entry, self._calls)
+            for lane, env in envs.items():
+                stack.callback(on_board, self._calls, lane, "close", env.close)

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
-CallName = Literal["step", "reset"]
+CallName = Literal["step", "reset", "make", "close"]
 CALL_NAMES: tuple[CallName, ...] = get_args(CallName)
 
-LANE, NUM_CALLS, IS_RESET, FIRST_RANK, SPAN, IS_OPEN = range(6)
+LANE, NUM_CALLS, CALL, FIRST_RANK, SPAN, IS_OPEN = range(6)
 """The words of an entry, each a 64-bit integer.
 
 ``LANE``: the lane whose environment is called; ``IDLE`` between calls. ``NUM_CALLS`` rises with each call of the same
-lane, so that ``LANE`` and ``NUM_CALLS`` together never stay equal from one call to the next. ``IS_RESET``: 1 during a
-reset. ``FIRST_RANK``: the environment rank of lane 0. ``SPAN``: the number of environments in one call: 1, or all that
-step in bulk. ``IS_OPEN``: 1 while the entry has an owner.
+lane, so that ``LANE`` and ``NUM_CALLS`` together never stay equal from one call to the next. ``CALL``: the place of the
+call in ``CALL_NAMES``; ``STEP`` between calls, so that steps need not write it. ``FIRST_RANK``: the environment rank of
+lane 0. ``SPAN``: the number of environments in one call: 1, or all that step in bulk. ``IS_OPEN``: 1 while the entry
+has an owner.
 """
 IDLE = -1
 """The lane of an entry whose thread is outside environments."""
+STEP = CALL_NAMES.index("step")
+
+_Result = TypeVar("_Result")
 
 CallEntry = memoryview | list[int]
 """One thread's words on the board; only this thread writes them. A list: no call watch reads them."""
@@ -93,7 +97,7 @@ class CallBoard:
             number = next((each for each in range(num_entries) if not self._entry(each)[IS_OPEN]), num_entries)
             assert number < _MAX_ENTRIES, "no process has so many threads"
             entry = self._entry(number)
-            for word, value in ((LANE, IDLE), (IS_RESET, 0), (FIRST_RANK, first_rank), (SPAN, span), (IS_OPEN, 1)):
+            for word, value in ((LANE, IDLE), (CALL, STEP), (FIRST_RANK, first_rank), (SPAN, span), (IS_OPEN, 1)):
                 entry[word] = value
             self._words[_NUM_ENTRIES] = max(num_entries, number + 1)
             return entry
@@ -101,14 +105,14 @@ class CallBoard:
     def calls(self) -> Iterator[BoardCall]:
         """Yield the calls that have not returned. Another process may write meanwhile."""
         for number in range(self._words[_NUM_ENTRIES]):
-            lane, num_calls, is_reset, first_rank, span, is_open = self._entry(number)
+            lane, num_calls, call, first_rank, span, is_open = self._entry(number)
             if is_open and lane != IDLE:
                 yield BoardCall(
                     first_rank=first_rank + lane,
                     num_environments=span,
-                    name="reset" if is_reset else "step",
+                    name=CALL_NAMES[call],
                     entry=number,
-                    mark=(lane, num_calls, is_reset),
+                    mark=(lane, num_calls, call),
                 )
 
     def _entry(self, number: int) -> memoryview:
@@ -118,6 +122,22 @@ class CallBoard:
 def private_entry() -> CallEntry:
     """Return an entry on no board."""
     return [IDLE, *[0] * (_WORDS - 1)]
+
+
+def on_board(
+    entry: CallEntry, lane: int, name: CallName, call: Callable[..., _Result], *arguments: Any, **options: Any
+) -> _Result:
+    """Return the result of ``call``, and show it as that lane's on the board while it lasts.
+
+    Raises:
+        What ``call`` raises.
+    """
+    entry[NUM_CALLS] += 1
+    entry[CALL], entry[LANE] = CALL_NAMES.index(name), lane
+    try:
+        return call(*arguments, **options)
+    finally:
+        entry[LANE], entry[CALL] = IDLE, STEP
 
 
 def close_entry(entry: CallEntry) -> None:

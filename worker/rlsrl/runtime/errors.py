@@ -15,6 +15,10 @@ MAX_DAMAGE_CHARACTERS = 160
 """Longest text of ``damage``."""
 
 
+USERS_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
+"""What a user's code may raise. Its ``sys.exit()`` must not end a process of rlsrl with an exit code of its own."""
+
+
 class ConfigurationError(ValueError):
     """The experiment cannot run as written. The text says where, what is wrong and what to do."""
 

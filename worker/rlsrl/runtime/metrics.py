@@ -107,8 +107,8 @@ class Metrics:
     waiting_seconds = _Declared(
         Counter,
         "waiting_seconds_total",
-        "Time spent waiting, by reason (credit, parameters, inference, requests, samples, batch, version, compiler, "
-        "store).",
+        "Time spent waiting, by reason (environment, trainer, credit, parameters, inference, requests, samples, batch, "
+        "version, compiler, store).",
         unit="seconds",
         labels=("reason",),
         roles=(ACTOR, BUFFER, TRAINER, EVALUATOR, POLICY),

@@ -50,7 +50,7 @@ def _import(name: str, where: str) -> Any:
             f"{where}: no module named {missing!r}{hint}; install its package, or put its folder on PYTHONPATH "
             "(`rlsrl run` adds the folder of the experiment's YAML)"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raised = f"{type(error).__name__}: {error}{place_of(error)}"
         raise ConfigurationError(f"{where}: importing {name!r} raised {raised}") from error
 

@@ -47,7 +47,7 @@ def measure_environment(source: EnvironmentSource, *, seconds: float = SECONDS) 
             return _measure(env, observation, seconds)
     except ConfigurationError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvironmentFailed(
             f"{source} raised {type(error).__name__}: {error}", traceback=users_traceback(error)
         ) from error

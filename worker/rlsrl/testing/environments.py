@@ -154,17 +154,18 @@ class HangingEnv(GatedEnv):
         self,
         gate: str,
         hang: str,
-        method: Literal["step", "reset"] = "step",
+        method: Literal["step", "reset", "make"] = "step",
         *,
         holds_lock: bool = False,
         step_seconds: float = 0.0,
     ) -> None:
-        """Hang in ``method``, with or without the interpreter lock."""
+        """Hang in ``method``, with or without the interpreter lock; ``make`` is this call."""
         super().__init__(gate, step_seconds)
         self._hangs = next(self._numbers) % 4 == 3
         self._hang = Path(hang)
         self._method = method
         self._holds_lock = holds_lock
+        self._perhaps_hang("make")
 
     @override
     def reset(

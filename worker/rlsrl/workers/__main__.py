@@ -106,6 +106,10 @@ def main() -> int:
             raise
         traceback.print_exc()
         return TEMPORARY_FAILURE
+    except (SystemExit, KeyboardInterrupt):
+        # A user's code raised it, since this process ignores SIGINT. Its exit code could be one of ours.
+        traceback.print_exc()
+        return 1
     return 0
 
 

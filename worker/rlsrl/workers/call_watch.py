@@ -44,7 +44,12 @@ def watched_calls(role: str, config: RoleConfig) -> Iterator[CallBoard | None]:
             role=role,
             process=own_process(),
             coordinator=config.coordinator_address,
-            limits={"step": environment.step_seconds, "reset": environment.reset_seconds},
+            limits={
+                "step": environment.step_seconds,
+                "reset": environment.reset_seconds,
+                "make": environment.reset_seconds,
+                "close": environment.reset_seconds,
+            },
         )
         watch = subprocess.Popen(
             [sys.executable, "-m", _MODULE, options.to_json()],

@@ -49,7 +49,12 @@ DUMP_SIGNAL = signal.SIGUSR1
 """Makes the worker dump the tracebacks of all threads to standard error."""
 END_SIGNAL = signal.SIGUSR2
 """Ends the worker; its exit code is the signal's number."""
-LIMIT_FIELDS: Mapping[CallName, str] = {"step": "environment.stepSeconds", "reset": "environment.resetSeconds"}
+LIMIT_FIELDS: Mapping[CallName, str] = {
+    "step": "environment.stepSeconds",
+    "reset": "environment.resetSeconds",
+    "make": "environment.resetSeconds",
+    "close": "environment.resetSeconds",
+}
 """The fields of the spec that limit the calls."""
 
 

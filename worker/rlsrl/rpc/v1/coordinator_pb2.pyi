@@ -708,7 +708,7 @@ class EnvironmentCall(_message.Message):
     num_environments: _builtins.int
     """The number of environments that step in bulk, or 1."""
     name: _builtins.str
-    """"step" or "reset"."""
+    """"step", "reset", "make" or "close"."""
     seconds: _builtins.float
     """How long it has lasted."""
     def __init__(

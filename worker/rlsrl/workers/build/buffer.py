@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from rlsrl.api.resolved import BufferConfig
 from rlsrl.data.slots import ProducerId, rollout_layout
-from rlsrl.envs.factory import environment_spec
 from rlsrl.runtime.ledger import BufferLedger
-from rlsrl.workers.build.common import environment_source
+from rlsrl.workers.build.common import spec_of_environments
 from rlsrl.workers.build.samples import open_consumer, open_producer
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.forwarder import Forwarder
@@ -33,7 +32,7 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
         OSError: another process serves this buffer worker's endpoint.
     """
     layout = rollout_layout(
-        environment_spec(environment_source(config.environment)),
+        spec_of_environments(config.environment, context),
         num_steps=config.rollout_length,
         num_lanes=config.lanes_per_slot,
         discounted_return=config.has_discounted_return,

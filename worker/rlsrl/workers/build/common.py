@@ -9,7 +9,7 @@ import numpy as np
 
 from rlsrl.api.spec import Environment, Network
 from rlsrl.data.specs import EnvSpec
-from rlsrl.envs.factory import AtariOptions, EnvironmentSource
+from rlsrl.envs.factory import AtariOptions, EnvironmentSource, environment_spec
 from rlsrl.parameters.protocols import ParameterSource, SourceTimeout
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.workers.context import WorkerContext
@@ -53,6 +53,19 @@ def environment_source(environment: Environment) -> EnvironmentSource:
         frame_stack=environment.frame_stack,
         action_mask=environment.action_mask,
     )
+
+
+def spec_of_environments(environment: Environment, context: WorkerContext) -> EnvSpec:
+    """Return the spec of the experiment's environments, for a worker that steps none. Makes one and closes it.
+
+    The making counts as waiting: if it hangs, the run stands still.
+
+    Raises:
+        ConfigurationError: the environment cannot be made, or a space is not supported.
+        EnvironmentFailed: the environment's own code raised another error.
+    """
+    with context.waiting("environment"):
+        return environment_spec(environment_source(environment))
 
 
 def await_description(

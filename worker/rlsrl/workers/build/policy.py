@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from rlsrl.api.resolved import PolicyWorkerConfig
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.specs import EnvSpec
-from rlsrl.envs.factory import environment_spec
 from rlsrl.parameters.protocols import ParameterSource
 from rlsrl.policies.acting import Policy
 from rlsrl.policies.numpy_policy import NumpyPolicy
 from rlsrl.runtime.addresses import own_address
 from rlsrl.streams.grpc_inference.server import GrpcInferenceServer
-from rlsrl.workers.build.common import await_description, environment_source, exported_actor, torch_policy
+from rlsrl.workers.build.common import await_description, exported_actor, spec_of_environments, torch_policy
 from rlsrl.workers.build.parameters import open_parameter_source
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.inference import BatchPredictor, Inference, InferencePipeline, OnArrivalInference
@@ -43,7 +42,7 @@ def build_policy_worker(
         ConfigurationError: the environment or the user's network cannot be made.
         AddressTaken: another policy worker serves this worker's address.
     """
-    env_spec = environment_spec(environment_source(config.environment))
+    env_spec = spec_of_environments(config.environment, context)
     with ExitStack() as resources:
         parameters = open_parameter_source(config, context.token, context.tls)
         resources.callback(parameters.close)

@@ -17,7 +17,6 @@ from rlsrl.buffers.limiter import RateLimiter
 from rlsrl.data.slots import SlotLayout
 from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version
-from rlsrl.envs.factory import environment_spec
 from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
 from rlsrl.parameters.resumption import ROLLBACK, Rollback, nothing_to_resume, rollback_of
 from rlsrl.policies.export import check_export
@@ -26,7 +25,7 @@ from rlsrl.runtime.errors import ConfigurationError, RunDamaged
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import PageRecord, TrainerLedger
 from rlsrl.streams.protocols import SampleConsumer
-from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, environment_source, torch_policy
+from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, spec_of_environments, torch_policy
 from rlsrl.workers.build.compile_child import request_for
 from rlsrl.workers.build.learner import (
     batch_layout,
@@ -92,7 +91,7 @@ def build_trainer(
         ExportMismatch: the exported actor does not compute what the network does.
         NotStored: the disk has no room for the first version.
     """
-    env_spec = environment_spec(environment_source(config.environment))
+    env_spec = spec_of_environments(config.environment, context)
     policy = torch_policy(config.network, env_spec, seed=config.seed)
     device = rank_device(config, policy)
     gang = gang_of(config, device)
