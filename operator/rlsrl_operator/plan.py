@@ -69,7 +69,7 @@ class Plan:
     status: ExperimentStatus | None = None
     """The status after the pass, without the run's present numbers; None if it stays as it is."""
     training: ExperimentContext | None = None
-    """The experiment, if it is running and its coordinator can report the run's numbers."""
+    """The experiment, if it is starting or running and its coordinator can report on the run."""
     is_steady: bool = False
     """Whether only the run's numbers change from now on, until a watch reports something."""
     blocker: Blocker | None = None
@@ -192,14 +192,14 @@ def _accepted(run: _Run) -> Plan:
         status = statuses.with_claim(status, name, child.found, generation=run.running.generation, now=now)
     rolled_out = is_rolled_out(status, run.templates, observed.pods)
     coordinators = [pod for pod in observed.pods if pod["metadata"]["labels"][ROLE_LABEL] == COORDINATOR]
-    is_training = status.phase == "Running" and any(map(is_ready, coordinators))
+    is_reported = status.phase in ("Starting", "Running") and any(map(is_ready, coordinators))
     blocker = _pod_blocker(run, status)
     return Plan(
         pod_deletions=pod_deletions(run.judged, observed.pods, now),
         pod_annotations=tuple(_settings_annotations(run)),
         deletions=tuple(_obsolete(run)) if rolled_out else (),
         status=status,
-        training=run.running if is_training else None,
+        training=run.running if is_reported else None,
         is_steady=rolled_out and status.phase not in TERMINAL,
         blocker=blocker,
         requeue_after=_seconds_to_next_pass(run, status) if blocker is None else TROUBLE_SECONDS,

@@ -123,7 +123,11 @@ def with_numbers(
     """Return the status with the run's numbers from the coordinator's ``/status``, and with the conditions that follow
     from the page: Progressing and Durable if it says whether steps are taken and versions are stored, RolledBack if
     training resumed from an older version than the newest, EnvironmentErrors if environments raised.
+
+    While the experiment starts, its numbers stay, and only a hanging environment is reported.
     """
+    if status.phase == "Starting":
+        return _with_hanging_start(status, page, generation=generation, now=now)
     totals = page.get("totals")
     totals = totals if isinstance(totals, dict) else {}
     status = status.model_copy(update={"training": training(totals, now)})
@@ -158,11 +162,33 @@ def _progress(page: Mapping[str, Any]) -> tuple[Literal["True", "False"], Progre
         texts = [each for each in reasons if isinstance(each, str)] if isinstance(reasons, list) else []
         message = f"no environment step and no training step for {seconds:.0f} s"
         return "False", "Stalled", f"{message}: {'; '.join(texts)}" if texts else message
+    if (text := _long_call(page)) is not None:
+        return "True", "LongCall", f"training goes on; {text}"
+    return "True", "Progressing", "steps are taken"
+
+
+def _long_call(page: Mapping[str, Any]) -> str | None:
+    """Return a text about the call of an environment that has lasted longest, if it is long; else None."""
     calls = page.get("environment_calls")
     for call in calls if isinstance(calls, list) else ():
         if isinstance(call, dict) and (_number(call, "seconds") or 0.0) > _LONG_CALL_SECONDS:
-            return "True", "LongCall", f"training goes on; {call.get('text')}"
-    return "True", "Progressing", "steps are taken"
+            return str(call.get("text"))
+    return None
+
+
+def _with_hanging_start(
+    status: ExperimentStatus, page: Mapping[str, Any], *, generation: int, now: datetime
+) -> ExperimentStatus:
+    """Return the status of a starting experiment, with the condition Progressing if an environment holds it up.
+
+    Trainers are not ready before they have made an environment, so its making may hang without a running phase.
+    """
+    if isinstance(page.get("stall"), dict) and _long_call(page) is not None:
+        return with_condition(status, PROGRESSING, *_progress(page), generation=generation, now=now)
+    before = condition(status, PROGRESSING)
+    if before is None or before.reason != "Stalled":
+        return status
+    return with_condition(status, PROGRESSING, "False", *_REST["Starting"], generation=generation, now=now)
 
 
 def _environment_errors(page: Mapping[str, Any]) -> str | None:
@@ -311,7 +337,7 @@ def summarize(
         refused_edits: fields of the document that were edited and must not be.
         disallowed: faults of the document's pod templates under the administrator's rules.
     """
-    generation = context.generation
+    generation, before = context.generation, status
     counts = _role_counts(status, context, pods)
     status = with_condition(status, ACCEPTED, *_accepted(refused_edits, disallowed), generation=generation, now=now)
     holds, reason, message = _readiness(status, context, pods, counts, failed_create)
@@ -328,6 +354,9 @@ def summarize(
             "trainers": counts[TRAINER],
         }
     )
+    progress = condition(before, PROGRESSING)
+    if before.phase == phase == "Starting" and progress is not None and progress.reason == "Stalled":
+        return status  # An environment hangs: ``with_numbers`` has reported it, and reports its end.
     return _at_rest(status, generation=generation, now=now)
 
 

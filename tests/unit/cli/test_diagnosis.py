@@ -156,6 +156,8 @@ def test_a_run_that_stands_still_is_a_problem_and_one_that_need_not_move_is_none
         assert found(experiment("Running", *WELL, condition("Progressing", reason, "x"))) == []
     waits = (condition("Ready", "Starting", "x"), condition("Progressing", "Starting", "y"))
     assert [each.what for each in found(experiment("Starting", *waits))] == ["Ready"]
+    hangs = (condition("Ready", "Starting", "x"), condition("Progressing", "Stalled", message))
+    assert [each.what for each in found(experiment("Starting", *hangs))] == ["Progressing"]
 
 
 def test_a_starting_experiment_has_problems_in_the_order_of_conditions() -> None:

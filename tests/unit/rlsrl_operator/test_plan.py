@@ -502,9 +502,16 @@ def test_a_queue_that_refuses_is_retried_soon(queue_refusal: str | None, expecte
 
 @pytest.mark.parametrize(
     ("phase", "without", "expected"),
-    [("Running", None, True), ("Running", "a-coordinator-0", False), ("Starting", None, False)],
+    [
+        ("Running", None, True),
+        ("Running", "a-coordinator-0", False),
+        ("Starting", None, True),
+        ("Starting", "a-coordinator-0", False),
+    ],
 )
-def test_a_running_experiment_with_a_coordinator_has_numbers(phase: str, without: str | None, expected: bool) -> None:
+def test_the_coordinator_of_a_starting_or_running_experiment_is_asked(
+    phase: str, without: str | None, expected: bool
+) -> None:
     pods = [each for each in STEADY.pods if each["metadata"]["name"] != without]
     status = STEADY.status
     if phase == "Starting":

@@ -311,6 +311,38 @@ def test_whether_an_experiment_takes_steps_is_a_condition(
     assert is_trouble(reason) is (reason in ("Stalled", "LongCall"))
 
 
+MAKING = {"text": "environment rank 3 has been in make for 61 s (actor-0)", "seconds": 61.0}
+HANGING_START = {"stall": {"seconds": 61.2, "reasons": [MAKING["text"]]}, "environment_calls": [MAKING]}
+
+
+def test_an_experiment_whose_environment_hangs_while_it_is_made_stalls_before_it_runs() -> None:
+    starting = summarize(ExperimentStatus(phase="Starting", attempt=1), context(), [], NOW)
+    stalled = with_numbers(starting, HANGING_START, generation=1, now=NOW)
+    said = condition(stalled, PROGRESSING)
+    assert said is not None
+    assert (said.status, said.reason, said.message) == ("False", "Stalled", f"{NO_STEP}: {MAKING['text']}")
+    assert stalled.training is None, "it has no numbers"
+    assert summarize(stalled, context(), [], later(10)) == stalled, "until the coordinator says otherwise"
+    again = with_numbers(stalled, {"stall": None, "environment_calls": []}, generation=1, now=later(20))
+    said = condition(again, PROGRESSING)
+    assert said is not None
+    assert (said.status, said.reason) == ("False", "Starting")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        {},
+        {"totals": NUMBERS, "stall": None, "environment_calls": [MAKING]},
+        {"stall": {"seconds": 99.0, "reasons": ["trainer-0 has not answered for 99 s"]}},
+        {**HANGING_START, "environment_calls": [{**MAKING, "seconds": 59.0}]},
+    ],
+)
+def test_an_experiment_that_starts_slowly_does_not_stall(page: dict[str, Any]) -> None:
+    starting = summarize(ExperimentStatus(phase="Starting", attempt=1), context(), [], NOW)
+    assert with_numbers(starting, page, generation=1, now=NOW) == starting
+
+
 def test_a_page_of_an_older_coordinator_says_nothing_about_steps() -> None:
     assert condition(with_numbers(ExperimentStatus(), {"totals": NUMBERS}, generation=1, now=NOW), PROGRESSING) is None
 
