@@ -79,6 +79,7 @@ lint: setup  ## ruff, mypy, layers, class names, drift of generated files
 	@diff <(hack/crd-reference /dev/stdout) docs/kubernetes/reference.md && diff <(hack/chart-readme /dev/stdout) charts/README.md \
 	  && diff <(hack/monitoring-page /dev/stdout) docs/kubernetes/monitoring.md \
 	  && diff <(hack/operations-page /dev/stdout) docs/kubernetes/operations.md \
+	  && diff <(hack/failures-page /dev/stdout) docs/failures.md \
 	  || { echo "lint: a generated page is out of date: run \`make docs\` and commit"; exit 1; }
 	@hack/actionlint
 
@@ -95,11 +96,12 @@ crd: setup  ## Generate the chart's CustomResourceDefinition from the models
 dashboards: setup  ## Generate Grafana's dashboards from the metric declarations
 	hack/dashboards
 
-docs: setup  ## Generate the reference of RLExperiment, the pages monitoring and operations, the chart's README
+docs: setup  ## Generate the reference of RLExperiment, the pages monitoring, operations and failures, the chart's README
 	hack/crd-reference
 	hack/chart-readme
 	hack/monitoring-page
 	hack/operations-page
+	hack/failures-page
 
 clean:  ## Remove files that make created, except runs/
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -170,7 +170,10 @@ def test_why_and_status_tell_of_a_rollback(cluster: KubectlStandIn) -> None:
 
 
 def test_why_and_status_tell_of_environments_that_raise(cluster: KubectlStandIn) -> None:
-    errors = "3 errors of environments; the last of actor-0: environment rank 3 raised OSError"
+    errors = (
+        "3 errors of environments since their actors started; each environment was made again, and training goes on; "
+        "the last of actor-0: environment rank 3 raised OSError"
+    )
     cluster.show(experiment("Running", READY, condition("EnvironmentErrors", "MadeAgain", errors), attempt=1), TRAINER)
     result = called("why", "cartpole")
     assert result.exit_code == 0, "training goes on"
