@@ -70,6 +70,14 @@ def raising(kind=Raising):
 def exiting():
     return raising(Exiting)
 
+class Closing(gymnasium.Wrapper):
+    def close(self):
+        if "actor" in sys.argv:
+            sys.exit(3)
+
+def closing():
+    return Closing(gymnasium.make("CartPole-v1"))
+
 def first_actor():
     if "actor" not in sys.argv:
         return False
@@ -189,3 +197,12 @@ def test_an_environment_that_raises_costs_its_own_episodes_only(
     assert first["traceback"].splitlines()[-1] == raised
     last = f"environment rank 3 raised {raised} (error 3 of this environment)"
     assert f"ENVIRONMENT ERRORS: 3, the last of actor-0: {last}" in desk.call("top", "live").stdout
+
+
+def test_an_environment_that_exits_while_it_is_closed_chooses_no_exit_code_of_its_worker(tmp_path: Path) -> None:
+    (tmp_path / "sick.py").write_text(SICK)
+    desk = Desk(tmp_path, RAISING.format(vectorization="loop", factory="closing"))
+    with desk.begin() as run:
+        assert run.wait(timeout=120.0) == 0, run.output
+    assert "actor-0 exited with code 1 instead of ending cleanly: SystemExit: 3" in run.output
+    assert desk.facts().json("summary.json")["restarts"] == {}

@@ -1,4 +1,4 @@
-"""Waiting for the trainer's description of its policy."""
+"""What workers learn before they work: the trainer's description of its policy, and the spaces of the environments."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from rlsrl.api.spec import Environment
 from rlsrl.parameters.protocols import ParameterSource, SourceTimeout
+from rlsrl.runtime.errors import EnvironmentFailed
 from rlsrl.runtime.join_session import JoinError
 from rlsrl.testing.contexts import RecordingSession, make_context
-from rlsrl.workers.build.common import await_description
+from rlsrl.workers.build.common import await_description, spec_of_environments
 
 
 class SilentSource:
@@ -43,3 +45,20 @@ def test_a_worker_that_is_asked_to_exit_gets_no_description(tmp_path: Path) -> N
     assert (
         await_description(cast("ParameterSource", SilentSource()), context, still_wanted=lambda: next(wanted)) is None
     )
+
+
+def exits() -> None:
+    raise SystemExit
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_worker_waits_for_the_environment_whose_spaces_it_needs(tmp_path: Path, fails: bool) -> None:
+    """If it hangs, the run stands still, and the wait says why."""
+    session = RecordingSession()
+    context = make_context("trainer", tmp_path, join_session=session)
+    if fails:
+        with pytest.raises(EnvironmentFailed, match="cannot be made: it raised SystemExit"):
+            spec_of_environments(Environment(factory=f"{__name__}:exits"), context)
+    else:
+        assert spec_of_environments(Environment(id="CartPole-v1"), context).observation["observation"].shape == (4,)
+    assert session.turns == ["environment", "working"]
