@@ -246,6 +246,38 @@ def test_why_reports_the_end_of_an_experiment(cluster: KubectlStandIn) -> None:
     assert result.output.endswith("params export cartpole -o weights.safetensors`, then delete the experiment.\n")
 
 
+@pytest.mark.parametrize(
+    ("phase", "about", "reason", "message"),
+    [
+        ("Running", "Durable", "NotStored", "the last 2 scheduled versions could not be stored: 1.9: No space left"),
+        ("Failed", "Finished", "NotStored", "a-trainer-1: the last version, 1.9, could not be stored for 300 s"),
+        ("Failed", "Finished", "EnvironmentFault", "a-actor-3: environment rank 7: reward is nan"),
+        ("Failed", "Finished", "BudgetExhausted", "3 failures exceed restarts.budget 2; the last: a-trainer-1 ended"),
+        ("Pending", "Accepted", "ObjectRefused", "Service a-coordinator: exceeded quota"),
+        ("Pending", "Accepted", "NameConflict", "Service a-coordinator exists and does not belong to this experiment"),
+        ("Starting", "GangComplete", "Restarting", "attempt 1 is over: a-trainer-1 was deleted"),
+        ("Starting", "GangComplete", "Restarting", "attempt 5 is over: a-trainer-1 was disrupted: Evicted"),
+        (
+            "Starting",
+            "Progressing",
+            "Stalled",
+            "no environment step and no training step for 61 s: environment rank 3 has been in make for 61 s (actor-0)",
+        ),
+    ],
+)
+def test_why_begins_with_the_condition_that_is_in_trouble(
+    cluster: KubectlStandIn, phase: str, about: str, reason: str, message: str
+) -> None:
+    cluster.show(experiment(phase, READY, condition(about, reason, message), attempt=1), TRAINER)
+    result = called("why", "cartpole")
+    assert result.exit_code == 1
+    first, second, meaning, cure, *_ = result.output.splitlines()
+    assert first.startswith(f"{about}: {reason}, for ")
+    assert second == f"  {message}"
+    assert meaning.startswith("  meaning: ")
+    assert cure.startswith("  cure: ")
+
+
 def test_why_reports_problems_with_cures_and_exits_with_1(cluster: KubectlStandIn) -> None:
     ended = {"reason": "Error", "exitCode": 1, "message": "ValueError: no such thing"}
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
