@@ -366,7 +366,7 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
 }
 """By condition."""
 FACTS: frozenset[ConditionType] = frozenset({ENVIRONMENT_ERRORS, ROLLED_BACK})
-"""Conditions about what happened while training goes on: `why` shows them after its findings, and they are none."""
+"""Conditions that report what happened while training went on. They are no problems; `why` shows them below those."""
 QUIET: frozenset[str] = frozenset(
     {
         "Accepted",
