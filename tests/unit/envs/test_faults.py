@@ -444,8 +444,10 @@ def test_an_environment_that_exits_is_made_again_like_any_that_raises(vectorizat
 @pytest.mark.parametrize("words", EXITS)
 @pytest.mark.usefixtures("ignored_interrupts")
 def test_an_environment_that_exits_while_it_is_made_cannot_be_made(words: str) -> None:
+    raised = EXITS[words]()
+
     def make() -> SickEnv:
-        raise EXITS[words]
+        raise raised
 
     with pytest.raises(EnvironmentFailed, match=f"^environment rank 40 cannot be made: it raised {words}"):
         LoopVectorEnv(make, seeds=[1], first_rank=40)
