@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -195,8 +196,19 @@ def test_an_environment_that_raises_costs_its_own_episodes_only(
     assert {event["rank"] for event in (first, *others)} == {3}
     assert f'File "{tmp_path / "sick.py"}", line ' in first["traceback"].splitlines()[1]
     assert first["traceback"].splitlines()[-1] == raised
-    last = f"environment rank 3 raised {raised} (error 3 of this environment)"
-    assert f"ENVIRONMENT ERRORS: 3, the last of actor-0: {last}" in desk.call("top", "live").stdout
+
+
+def test_errors_that_cost_no_restart_are_shown_while_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "sick.py").write_text(SICK)
+    endless = RAISING.format(vectorization="loop", factory="raising").replace("trainSteps: 20", "trainSteps: 1000000")
+    desk = Desk(tmp_path, endless)
+    last = "environment rank 3 raised ConnectionError: the simulator hung up (error 3 of this environment)"
+    text = f"ENVIRONMENT ERRORS: 3, the last of actor-0: {last} (logs: environment_fault)"
+    with desk.begin() as run:
+        run.until(lambda: text in desk.call("top", "live").stdout, "rlsrl top")
+        run.send(signal.SIGINT)
+        assert run.wait() == 130, run.output
+    assert text in run.output
 
 
 def test_an_environment_that_exits_while_it_is_closed_chooses_no_exit_code_of_its_worker(tmp_path: Path) -> None:
