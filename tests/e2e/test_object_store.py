@@ -97,6 +97,8 @@ def test_it_trains_to_the_goal_and_its_exported_weights_play(
     experiment.await_phase("Succeeded", seconds=400)
     assert experiment.status["restarts"] == 0
     assert where.list("persistentvolumeclaims") == []
+    logs = run("kubectl", "rlsrl", "logs", experiment.name, "-n", where.name, "--role", "actor", "--tail", "-1")
+    assert '"configuring"' in logs, "the lines from before the coordinator's deletion"
 
     weights, document = tmp_path / "weights.safetensors", tmp_path / "experiment.yaml"
     document.write_text(json.dumps(cartpole))

@@ -35,6 +35,7 @@ from rlsrl.runtime.join_session import JoinError, JoinRefused, JoinRequest, Join
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, PageRecord
 from rlsrl.testing.parameter_dbs import make_parameters
 from rlsrl.testing.waiting import until
+from rlsrl.workers.worker_messages import MAX_LOG_BYTES
 
 TOKEN = "the-token"
 DEADLINE = 30.0
@@ -292,6 +293,50 @@ def refused(worker: JoinSession) -> bool:
         assert "ledger page" in str(refusal)  # noqa: PT017 - until() calls this
         return True
     return False
+
+
+Talk = Callable[..., list[pb.CoordinatorMessage]]
+
+
+@pytest.fixture
+def talk(shared: CoordinatorProcess) -> Iterator[Talk]:
+    """Return a function that joins as an actor, sends heartbeats with parts of a log, and returns all answers."""
+    with open_channel(shared.address) as channel:
+
+        def talk(*heartbeats: list[pb.LogPart]) -> list[pb.CoordinatorMessage]:
+            hello = pb.WorkerMessage(hello=pb.Hello(role="actor", instance=str(uuid.uuid4())))
+            sent = [pb.WorkerMessage(heartbeat=pb.Heartbeat(log_parts=parts)) for parts in heartbeats]
+            call = CoordinatorStub(channel).Join(
+                iter([hello, *sent]), metadata=token_metadata(TOKEN), wait_for_ready=True
+            )
+            return list(call)
+
+        yield talk
+
+
+def test_parts_of_a_log_are_acknowledged_and_kept_once_at_the_workers_own_index(
+    shared: CoordinatorProcess, talk: Talk
+) -> None:
+    one, two = (pb.LogPart(sequence=number, text=b"line %d\n" % number) for number in range(2))
+    answers = talk([one], [one, two])
+    assert [answer.log_ack.sequence for answer in answers if answer.HasField("log_ack")] == [0, 1]
+    index = answers[0].welcome.index
+    (log,) = shared.client.logs("actor", index, tail=None, timeout=DEADLINE)
+    assert (log.role, log.index, log.text) == ("actor", index, b"line 0\nline 1")
+    assert (shared.folder / "logs" / f"actor-{index}.out").read_bytes() == b"line 0\nline 1\n"
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([pb.LogPart(sequence=0, text=bytes(MAX_LOG_BYTES + 1))], "a log of more than 1048576 bytes"),
+        ([pb.LogPart(sequence=1), pb.LogPart(sequence=1)], "the sequence numbers of parts of the log must rise from 0"),
+        ([pb.LogPart(sequence=-1)], "the sequence numbers of parts of the log must rise from 0"),
+    ],
+    ids=["long", "repeated", "negative"],
+)
+def test_an_invalid_log_is_refused(talk: Talk, parts: list[pb.LogPart], reason: str) -> None:
+    assert talk(parts)[-1].refused.reason == f"heartbeat: {reason}"
 
 
 def test_the_status_has_what_workers_report(start: Start, join: Join) -> None:

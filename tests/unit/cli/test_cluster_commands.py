@@ -18,7 +18,7 @@ from rlsrl.api.reasons import ENDS
 from rlsrl.api.retry import FRESH_ANNOTATION, RETRY_ANNOTATION
 from rlsrl.cli import main
 from rlsrl.cli.top import WITHOUT_WORKERS
-from rlsrl.testing.cluster_objects import UID, condition, experiment, pod, warning, workload
+from rlsrl.testing.cluster_objects import UID, condition, experiment, pod, token_secret, warning, workload
 from rlsrl.testing.kubectl_standin import KubectlStandIn
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
@@ -391,6 +391,14 @@ def test_following_continues_with_readable_logs(cluster: KubectlStandIn, capfd: 
         (("--role", "trainer", "--index", "3"), "--index 3: role trainer has the indices 0"),
         (("-f", "--previous"), "--follow and --previous exclude each other: a terminated worker writes nothing"),
         (
+            ("--kept", "--previous"),
+            "--kept excludes --follow and --previous: it prints the lines of all restarts until now",
+        ),
+        (
+            ("--kept", "--role", "actr"),
+            "--role actr: the roles are coordinator, trainer, buffer, policy, actor, evaluator (did you mean 'actor'?)",
+        ),
+        (
             ("--previous",),
             "no worker has restarted in cartpole-actor-x, cartpole-trainer-0; see: kubectl rlsrl why cartpole",
         ),
@@ -400,6 +408,19 @@ def test_missing_logs_are_reported(cluster: KubectlStandIn, arguments: tuple[str
     cluster.show(RUNNING, TRAINER, ACTOR)
     result = called("logs", "cartpole", *arguments)
     assert (result.exit_code, result.output) == (2, f"Error: {told}\n")
+
+
+@pytest.mark.parametrize("phase", ["Suspended", "Succeeded", "Failed"])
+def test_without_pods_the_kept_logs_are_read_unless_those_of_pods_are_asked_for(
+    cluster: KubectlStandIn, phase: str
+) -> None:
+    cluster.show(experiment(phase), token_secret("a token"))
+    kept = called("logs", "cartpole")
+    assert kept.exit_code == 2
+    assert kept.output.startswith("Error: no pod serves cartpole: it")
+    for option in ("--follow", "--previous"):
+        asked = called("logs", "cartpole", option)
+        assert asked.output == "Error: cartpole has no pods; see: kubectl rlsrl why cartpole\n"
 
 
 PROGRAM = """

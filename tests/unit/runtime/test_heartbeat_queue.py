@@ -154,6 +154,34 @@ def test_goodbye_comes_after_the_last_report_and_the_last_acknowledgement(queue:
     assert list(stream) == []
 
 
+def log_of(message: pb.WorkerMessage) -> list[tuple[int, bytes]]:
+    return [(part.sequence, part.text) for part in message.heartbeat.log_parts]
+
+
+def test_the_log_is_sent_once_on_each_stream_until_it_is_acknowledged() -> None:
+    queue = HeartbeatQueue(pb.Hello(role="actor", instance="i"))
+    queue.printed.add("one\n")
+    stream = JoinMessages(queue)
+    next(stream)
+    stream.welcome(0.0)
+    assert log_of(next(stream)) == [(0, b"one\n")]
+    queue.printed.add("two\n")
+    assert log_of(next(stream)) == [], "the first part is on its way"
+    assert log_of(next(welcomed(queue))) == [(0, b"one\n")], "on the next stream again"
+    queue.printed.acknowledge(0)
+    assert log_of(next(stream)) == [(1, b"two\n")]
+
+
+def test_goodbye_comes_after_the_last_text_but_waits_for_no_acknowledgement_of_it(queue: HeartbeatQueue) -> None:
+    queue.printed.add("one\n")
+    stream = welcomed(queue)
+    assert log_of(next(stream)) == [(0, b"one\n")]
+    queue.printed.add("last words\n")
+    queue.say_goodbye(pb.Goodbye(reason="over"))
+    assert log_of(next(stream)) == [(1, b"last words\n")]
+    assert next(stream).WhichOneof("kind") == "goodbye"
+
+
 def test_closing_wakes_a_thread_that_waits_for_the_next_message(queue: HeartbeatQueue) -> None:
     stream = JoinMessages(queue)
     next(stream)

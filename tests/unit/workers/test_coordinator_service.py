@@ -15,6 +15,7 @@ from rlsrl.testing.clock import ManualClock
 from rlsrl.workers.coordinator_service import SWEEP_SECONDS, CoordinatorService
 from rlsrl.workers.coordinator_state import CoordinatorState
 from rlsrl.workers.documents import DocumentFile
+from rlsrl.workers.kept_logs import KeptLogs
 from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.leases import Claim, Lease, Leases
 from rlsrl.workers.ledger_copies import LedgerCopies
@@ -47,6 +48,7 @@ def watch(tmp_path: Path) -> Callable[[Check, str], None]:
                 log=log,
             ),
             curve=curve,
+            logs=KeptLogs(tmp_path / "logs", log=log),
             settings={},
             metrics=Metrics(CollectorRegistry()),
             clock=clock,

@@ -219,7 +219,8 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
         "Restarting": Judgement(
             "An attempt is over. The message names the pod that ended it, and how. A failure counts as a restart and "
             "towards `restarts.budget`; a drain, an eviction, a preemption or an edit of the spec does not.",
-            "Nothing, unless it happens repeatedly. Then read the log of that pod with `--previous`.",
+            "Nothing, unless it happens repeatedly. Then read the log of that worker in all attempts: "
+            "`kubectl rlsrl logs NAME --kept`.",
             "False",
         ),
         "Suspended": Judgement("`suspend` is true.", "Set `suspend` to false to continue.", "False"),
@@ -330,15 +331,16 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
         "BudgetExhausted": Judgement(
             "The trainers have failed more often than `restarts.budget` allows; `restarts.decaySeconds` lets older "
             "failures expire. The message has the last failure.",
-            "Read the trainers' logs and correct the cause. `kubectl rlsrl retry NAME`, or an edit of the spec, then "
-            "continues from the newest version with a whole budget.",
+            "Read the trainers' logs (`kubectl rlsrl logs NAME --role trainer`) and correct the cause. "
+            "`kubectl rlsrl retry NAME`, or an edit of the spec, then continues from the newest version with a whole "
+            "budget.",
             "True",
         ),
         "RepeatedFailure": Judgement(
             "The trainers failed three times in a row with the same exception at the same place, and training got no "
             "further, so no restart would help. The message has the exception.",
-            "Read the trainers' logs and correct the cause. `kubectl rlsrl retry NAME`, or an edit of the spec, then "
-            "continues from the newest version.",
+            "Read the trainers' logs (`kubectl rlsrl logs NAME --role trainer`) and correct the cause. "
+            "`kubectl rlsrl retry NAME`, or an edit of the spec, then continues from the newest version.",
             "True",
         ),
         "NotStored": Judgement(

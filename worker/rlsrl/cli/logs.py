@@ -1,4 +1,4 @@
-"""``kubectl rlsrl logs``: print the logs of an experiment's pods."""
+"""``kubectl rlsrl logs``: print the logs of an experiment's pods, or those that its run keeps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from rlsrl.api.role_names import TRAINER
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import Kubectl, Object, complaint, own_labels
 from rlsrl.cli.live import quiet_interrupt
+from rlsrl.cli.text import printable
 from rlsrl.runtime.errors import did_you_mean
 
+ENDED = ("Suspended", "Succeeded", "Failed")
+"""Phases whose workers' pods are gone."""
 INDEX_LABEL = "apps.kubernetes.io/pod-index"
 NAMED = 3
 """Pods named in a message."""
@@ -27,24 +30,43 @@ NAMED = 3
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 @click.option("--previous", is_flag=True, help="The logs before each worker's last restart.")
 @click.option(
+    "--kept",
+    is_flag=True,
+    help="The last megabyte of each worker, which the run keeps over restarts and lost pods. "
+    "The default once the experiment is suspended or has ended.",
+)
+@click.option(
     "--tail",
     metavar="N",
     type=click.IntRange(min=-1),
     default=100,
     show_default=True,
-    help="Last lines of each pod; -1: all lines.",
+    help="Last lines of each pod or worker; -1: all lines.",
 )
 def logs(
-    name: str, namespace: str | None, role: str | None, index: int | None, follow: bool, previous: bool, tail: int
+    name: str,
+    namespace: str | None,
+    role: str | None,
+    index: int | None,
+    follow: bool,
+    previous: bool,
+    kept: bool,
+    tail: int,
 ) -> None:
-    """Print the logs of the experiment NAME on the cluster, each line after its pod's name."""
+    """Print the logs of the experiment NAME on the cluster, each line after the name of its pod or worker."""
     if index is not None and role is None:
         raise UserError("--index needs --role: indices count within a role")
     if follow and previous:
         raise UserError("--follow and --previous exclude each other: a terminated worker writes nothing")
+    if kept and (follow or previous):
+        raise UserError("--kept excludes --follow and --previous: it prints the lines of all restarts until now")
     kubectl = Kubectl(namespace)
     with quiet_interrupt():
         experiment = kubectl.experiment(name)
+        has_ended = experiment.get("status", {}).get("phase") in ENDED
+        if kept or (has_ended and not (follow or previous)):
+            _print_kept(kubectl, experiment, role, index, None if tail < 0 else tail)
+            return
         pods = kubectl.objects("pods", own_labels(experiment))
         chosen = _of_role(pods, role, name)
         if role is not None and index is not None:
@@ -59,6 +81,23 @@ def logs(
         else:
             for pod in readable:
                 _print(kubectl, "logs", pod["metadata"]["name"], *options)
+
+
+def _print_kept(kubectl: Kubectl, experiment: Object, role: str | None, index: int | None, tail: int | None) -> None:
+    from rlsrl.api.roles import ROLES
+    from rlsrl.cli.on_cluster import kept_logs
+
+    roles = [each.name for each in ROLES]
+    if role is not None and role not in roles:
+        raise UserError(f"--role {role}: the roles are {', '.join(roles)}{did_you_mean(role, roles)}")
+    found = kept_logs(kubectl, experiment, role=role, index=index, tail=tail)
+    if not found:
+        worker = f" of {role}" if role is not None else ""
+        worker += f" {index}" if index is not None else ""
+        raise UserError(f"{experiment['metadata']['name']} keeps no log{worker}")
+    for log in found:
+        for line in printable(log.text.decode(errors="replace")).split("\n") if log.text else ():
+            click.echo(f"[{log.role}-{log.index}] {line}")
 
 
 def _names(pods: Sequence[Object]) -> str:

@@ -1,9 +1,10 @@
-"""Access to the coordinator of an experiment on a cluster, through kubectl's port-forward."""
+"""Access to what an experiment on a cluster keeps: by kubectl's port-forward to its coordinator, or in its bucket."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -26,12 +27,16 @@ from rlsrl.cli.kubectl import Kubectl, Object, failed_call, own_labels
 from rlsrl.cli.status_view import read_status
 
 if TYPE_CHECKING:
+    from rlsrl.api.resolved import ParameterStoreConfig
     from rlsrl.parameters.protocols import ParameterDB
     from rlsrl.rpc.tls import Tls
+    from rlsrl.runtime.coordination import WorkerLog
 
 ANSWER_SECONDS = 5.0
+LOG_SECONDS = 60.0
+"""Seconds that all kept logs may take: a megabyte for each worker."""
 _UNSERVED: Mapping[Phase, str] = {
-    "Suspended": "it is suspended. Its versions are kept: `kubectl patch rlexperiment NAME --type merge "
+    "Suspended": "it is suspended. Its versions and logs are kept: `kubectl patch rlexperiment NAME --type merge "
     """-p '{"spec": {"suspend": false}}'` continues it""",
     "Queued": "its trainers wait in a queue, and its other pods wait for them: see `kubectl rlsrl why NAME`",
     "Succeeded": "its coordinator has no running pod: see `kubectl describe statefulset NAME-coordinator`",
@@ -97,11 +102,58 @@ def cluster_database(name: str, namespace: str | None) -> Iterator[ParameterDB]:
 
     kubectl = Kubectl(namespace)
     experiment = kubectl.experiment(name)
-    if _bucket(experiment) is not None and _absence(kubectl, experiment) is not None:
-        yield _bucket_database(kubectl, experiment)
+    if _has_only_bucket(kubectl, experiment):
+        from rlsrl.workers.build.parameters import open_blobs
+
+        yield open_blobs(_bucket_store(kubectl, experiment))
         return
     with coordinator(kubectl, experiment) as access:
         yield ServiceParameterDB(access.address, access.token, tls=access.tls)
+
+
+def kept_logs(
+    kubectl: Kubectl, experiment: Object, *, role: str | None, index: int | None, tail: int | None
+) -> list[WorkerLog]:
+    """Return the kept logs of an experiment: through its coordinator, or from its bucket without one.
+
+    Args:
+        kubectl: for the experiment's namespace.
+        experiment: the experiment.
+        role: only of this role; None: of every role.
+        index: only of this index; None: of every index.
+        tail: the last lines of each log; None: all.
+
+    Raises:
+        UserError: the logs cannot be reached; with the message of kubectl, the coordinator or the store.
+    """
+    if _has_only_bucket(kubectl, experiment):
+        return _logs_in_bucket(_bucket_store(kubectl, experiment), role=role, index=index, tail=tail)
+    from rlsrl.runtime.coordination import CoordinatorClient, CoordinatorUnavailable
+
+    with coordinator(kubectl, experiment) as access, closing(CoordinatorClient(*access)) as client:
+        try:
+            return client.logs(role, index, tail=tail, timeout=LOG_SECONDS)
+        except CoordinatorUnavailable as error:
+            raise UserError(f"the coordinator of {experiment['metadata']['name']} does not answer: {error}") from error
+
+
+def _logs_in_bucket(
+    store: ParameterStoreConfig, *, role: str | None, index: int | None, tail: int | None
+) -> list[WorkerLog]:
+    from rlsrl.workers.build.parameters import open_objects
+    from rlsrl.workers.kept_logs import last_lines, read_copies
+
+    assert store.object_store is not None, "the experiment has a bucket"
+    try:
+        found = list(read_copies(open_objects(store.object_store), role=role, index=index))
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+    return [dataclasses.replace(each, text=last_lines(each.text, tail)) for each in found]
+
+
+def _has_only_bucket(kubectl: Kubectl, experiment: Object) -> bool:
+    """Return whether no pod serves what the experiment's bucket has."""
+    return _bucket(experiment) is not None and _absence(kubectl, experiment) is not None
 
 
 def _absence(kubectl: Kubectl, experiment: Object) -> str | None:
@@ -125,15 +177,13 @@ def _bucket(experiment: Object) -> Mapping[str, Any] | None:
     return bucket
 
 
-def _bucket_database(kubectl: Kubectl, experiment: Object) -> ParameterDB:
-    """Return the parameter DB in the experiment's bucket, with the credentials of the experiment's Secret, if any.
+def _bucket_store(kubectl: Kubectl, experiment: Object) -> ParameterStoreConfig:
+    """Return the run's place in the experiment's bucket. The credentials of the experiment's Secret, if any, become
+    environment variables.
 
     Raises:
         UserError: the Secret cannot be read, or the spec is not one of this version of rlsrl.
-        ConfigurationError: there are no credentials, or a package is missing.
     """
-    from rlsrl.workers.build.parameters import open_blobs
-
     metadata, secret = experiment["metadata"], (_bucket(experiment) or {}).get("credentialsSecret")
     if secret is not None:
         data = json.loads(kubectl.ask("get", "secret", secret, "--output", "json")).get("data", {})
@@ -145,7 +195,7 @@ def _bucket_database(kubectl: Kubectl, experiment: Object) -> ParameterDB:
         spec = load_text(json.dumps({**document, "spec": experiment["spec"]}))
     except SpecError as error:
         raise UserError(f"experiment {metadata['name']}: {error}") from error
-    return open_blobs(placement.parameter_store(spec))
+    return placement.parameter_store(spec)
 
 
 def _token(kubectl: Kubectl, experiment: Object) -> str:

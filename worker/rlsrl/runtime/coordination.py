@@ -10,18 +10,17 @@ from enum import StrEnum
 from typing import Any, Self, TypeVar, cast
 
 import grpc
-from google.protobuf.message import Message
 
 from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
-from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
+from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub, LogsStub
 from rlsrl.runtime.call_board import EnvironmentCall
 
 BREAK_SECONDS = 0.1
 """Seconds between two attempts of a call that lost its connection."""
 
-Reply = TypeVar("Reply", bound=Message)
+Reply = TypeVar("Reply")
 
 
 class WorkerState(StrEnum):
@@ -76,12 +75,22 @@ class Command:
         return None if kind is None else cls(kind=kind)
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerLog:
+    """What the workers at one index printed last."""
+
+    role: str
+    index: int
+    text: bytes
+    """UTF-8, except where a cut broke a character."""
+
+
 class CoordinatorUnavailable(Exception):
     """The coordinator did not answer or refused the call; the text says which."""
 
 
 class CoordinatorClient:
-    """Reads the status of an experiment and sends commands to its workers. Thread-safe; each call has a timeout.
+    """Reads an experiment's status and logs and sends commands to its workers. Thread-safe; each call has a timeout.
 
     A call that loses its connection is repeated, so a command may arrive twice. That is common: gRPC may notice only at
     the next call that the server of an idle channel is gone.
@@ -95,6 +104,7 @@ class CoordinatorClient:
         """
         self._channel = open_channel(address, tls)
         self._stub = CoordinatorStub(self._channel)
+        self._logs = LogsStub(self._channel)
         self._metadata = token_metadata(token)
 
     def status(self, timeout: float) -> dict[str, Any]:
@@ -115,6 +125,22 @@ class CoordinatorClient:
         """
         request = pb.CommandRequest(role=role, index=index, command=command.to_proto())
         return self._call(self._stub.Send, request, timeout).num_workers
+
+    def logs(self, role: str | None, index: int | None, *, tail: int | None, timeout: float) -> list[WorkerLog]:
+        """Return the kept logs of workers, by role and index.
+
+        Args:
+            role: only of this role; None: of every role.
+            index: only of this index; None: of every index.
+            tail: the last lines of each log; None: all.
+            timeout: seconds to wait at most.
+
+        Raises:
+            CoordinatorUnavailable: no answer within ``timeout`` seconds, or the token is wrong.
+        """
+        request = pb.LogsRequest(role=role or "", index=index, tail=tail)
+        replies = self._call(lambda message, **options: list(self._logs.Read(message, **options)), request, timeout)
+        return [WorkerLog(role=reply.role, index=reply.index, text=reply.text) for reply in replies]
 
     def report_calls(self, process: str, calls: Sequence[EnvironmentCall], *, limit: str, timeout: float) -> None:
         """Report the calls that the process is in, longest first.
@@ -139,7 +165,7 @@ class CoordinatorClient:
         """Close the connection. Waiting calls fail."""
         self._channel.close()
 
-    def _call(self, method: Callable[..., Reply], request: Message, timeout: float) -> Reply:
+    def _call(self, method: Callable[..., Reply], request: object, timeout: float) -> Reply:
         deadline = time.monotonic() + timeout
         while True:
             left = max(deadline - time.monotonic(), 0.0)

@@ -1,7 +1,9 @@
-"""Collects what a worker sends to the coordinator: its newest report, its unacknowledged rows and its goodbye.
+"""Collects what a worker sends to the coordinator: its newest report, its unacknowledged rows, what it prints, and its
+goodbye.
 
 A ``HeartbeatQueue`` lives as long as the worker. Each Join stream takes its messages from a ``JoinMessages``, which
-gRPC's own sending thread iterates. A report overwrites the one before; rows stay until they are acknowledged.
+gRPC's own sending thread iterates. A report overwrites the one before; rows stay until they are acknowledged. Printed
+text waits for its acknowledgement only while the worker stays: a worker that leaves does not wait for its log.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.activity import WORKING, Activity, Stage
 from rlsrl.runtime.coordination import WorkerState
+from rlsrl.runtime.printed_text import PrintedText
 
 MAX_RECORDS = 8192
 """Rows kept while the coordinator is away. Beyond that the oldest is dropped and counted."""
@@ -31,10 +34,17 @@ class HeartbeatQueue:
         self,
         hello: pb.Hello,
         *,
+        printed: PrintedText | None = None,
         wall_clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare streams that begin with ``hello``. ``wall_clock`` returns the rows' Unix seconds."""
+        """Prepare streams that begin with ``hello``.
+
+        ``printed`` collects what the worker prints, if the coordinator keeps it. ``wall_clock`` returns the rows' Unix
+        seconds.
+        """
+        self.printed = printed if printed is not None else PrintedText()
+        """What the worker prints, for the coordinator."""
         self._wall_clock = wall_clock
         self.changed = threading.Condition()
         """Guards this object and its streams. Notified when a stream has a new message to send."""
@@ -170,6 +180,7 @@ class JoinMessages(Iterator[pb.WorkerMessage]):
         self._heartbeat_seconds: float | None = None
         self._due_at = 0.0
         self._sent = -1
+        self._log_sent = -1
         self._last_report_sent = False
         self._closed = False
         self._said_goodbye = False
@@ -223,6 +234,10 @@ class JoinMessages(Iterator[pb.WorkerMessage]):
         heartbeat, num_left = self._queue.heartbeat(self._sent)
         if heartbeat.records:
             self._sent = heartbeat.records[-1].sequence
-        self._last_report_sent = self._queue.goodbye is not None and num_left == 0
+        is_last = self._queue.goodbye is not None
+        heartbeat.log_parts.extend(self._queue.printed.parts(after=self._log_sent, is_last=is_last))
+        if heartbeat.log_parts:
+            self._log_sent = heartbeat.log_parts[-1].sequence
+        self._last_report_sent = is_last and num_left == 0
         self._due_at = time.monotonic() + (0.0 if num_left else heartbeat_seconds)
         return heartbeat

@@ -28,6 +28,7 @@ from rlsrl.runtime.coordination import Command, WorkerState, describe
 from rlsrl.runtime.heartbeat_queue import HeartbeatQueue, JoinMessages
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.ledger import LedgerPage
+from rlsrl.runtime.printed_text import PrintedText
 
 LEAVE_TIMEOUT_SECONDS = 5.0
 """Seconds that ``JoinSession.leave`` waits by default for a coordinator that is away."""
@@ -89,14 +90,19 @@ class JoinSession:
     """
 
     def __init__(
-        self, request: JoinRequest, *, on_command: Callable[[Command], None], on_settings: Callable[[], None]
+        self,
+        request: JoinRequest,
+        *,
+        on_command: Callable[[Command], None],
+        on_settings: Callable[[], None],
+        printed: PrintedText | None,
     ) -> None:
         """Use ``JoinSession.join``."""
         hello = request.hello()
         self._address = validate_address(request.address)
         self._metadata = token_metadata(request.token)
         self._instance = hello.instance
-        self._queue = HeartbeatQueue(hello)
+        self._queue = HeartbeatQueue(hello, printed=printed)
         self._on_command = on_command
         self._on_settings = on_settings
         self._changed = self._queue.changed
@@ -118,6 +124,7 @@ class JoinSession:
         on_command: Callable[[Command], None],
         timeout: float,
         on_settings: Callable[[], None] = lambda: None,
+        printed: PrintedText | None = None,
     ) -> Self:
         """Join the experiment. Waits for a free index, and for a coordinator that is not up yet.
 
@@ -126,13 +133,14 @@ class JoinSession:
             on_command: called from the join session thread with each command; must not block or raise.
             timeout: seconds to wait at most.
             on_settings: called from the join session thread when ``settings`` changed; must not block or raise.
+            printed: what this process prints, if the coordinator keeps it.
 
         Raises:
             JoinRefused: the coordinator refused: the token or the index is wrong, or a newer attempt exists.
             JoinTimeout: no lease within ``timeout`` seconds.
             ValueError: the coordinator's address has neither form.
         """
-        session = cls(request, on_command=on_command, on_settings=on_settings)
+        session = cls(request, on_command=on_command, on_settings=on_settings, printed=printed)
         session._begin(timeout)
         return session
 
@@ -288,6 +296,8 @@ class JoinSession:
             self._be_welcomed(message.welcome, stream)
         elif kind == "records_ack":
             self._queue.acknowledge(message.records_ack.sequence)
+        elif kind == "log_ack":
+            self._queue.printed.acknowledge(message.log_ack.sequence)
         elif kind == "peers":
             with self._changed:
                 self._addresses[message.peers.role] = dict(message.peers.addresses)

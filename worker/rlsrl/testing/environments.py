@@ -142,6 +142,16 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         return np.array([self._taken / self.LENGTH, self.np_random.standard_normal()], np.float32)
 
 
+class PrintingEnv(GatedEnv):
+    """A ``GatedEnv`` that prints numbered lines when it is made."""
+
+    def __init__(self, gate: str, lines: int) -> None:
+        """Print the lines 1 to ``lines``."""
+        super().__init__(gate)
+        for number in range(1, lines + 1):
+            print(f"printed line {number} of {lines}")
+
+
 class HangingEnv(GatedEnv):
     """A ``GatedEnv``. The fourth of each four in a process hangs for an hour once the file ``hang`` exists.
 

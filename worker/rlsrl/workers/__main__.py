@@ -52,6 +52,7 @@ from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, hea
 from rlsrl.runtime.join_session import JoinRequest, JoinSession
 from rlsrl.runtime.logs import configure_logging
 from rlsrl.runtime.metrics import Metrics
+from rlsrl.runtime.printed_text import PrintedText, keep_printed
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, leave, raise_open_files_limit
 from rlsrl.runtime.worker import Worker
 from rlsrl.workers.call_watch import watched_calls
@@ -78,11 +79,13 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         config = _read_config(arguments.role, arguments.config)
+        # Where logs are files, standard output is one as well, which nothing deletes.
+        printed = keep_printed() if config.log_folder is None else None
         if isinstance(config, CoordinatorConfig):
-            _coordinate(config)
+            _coordinate(config, printed)
         else:
             with watched_calls(arguments.role, config) as board:
-                _Process(arguments, config, board).run()
+                _Process(arguments, config, board, printed).run()
     except RunDamaged as error:
         sys.stderr.write(f"rlsrl: {shortened(str(error))}\n")
         return RUN_DAMAGED
@@ -146,7 +149,7 @@ def _read_config(role: str, path: Path) -> RoleConfig:
         raise ConfigurationError(f"{path} is not a valid config of role {role}: {'; '.join(faults)}") from error
 
 
-def _coordinate(config: CoordinatorConfig) -> None:
+def _coordinate(config: CoordinatorConfig, printed: PrintedText | None) -> None:
     from rlsrl.workers.coordinator import CoordinatorWorker
 
     _log(config, COORDINATOR, 0)
@@ -155,6 +158,7 @@ def _coordinate(config: CoordinatorConfig) -> None:
         tls=tls_from_environment(),
         metrics=Metrics(CollectorRegistry()),
         log=structlog.stdlib.get_logger(COORDINATOR),
+        printed=printed,
     )
     signal.signal(signal.SIGTERM, lambda *_: worker.retire())
     worker.configure(config)
@@ -165,10 +169,13 @@ def _coordinate(config: CoordinatorConfig) -> None:
 class _Process:
     """A worker's process: joins the experiment, obeys the coordinator's commands, and leaves."""
 
-    def __init__(self, arguments: argparse.Namespace, config: RoleConfig, board: CallBoard | None) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, config: RoleConfig, board: CallBoard | None, printed: PrintedText | None
+    ) -> None:
         self._arguments = arguments
         self._config = config
         self._board = board
+        self._printed = printed
         self._lock = threading.Lock()
         self._early: list[Command] = []
         """Commands that arrived before the worker was created."""
@@ -200,12 +207,17 @@ class _Process:
                 on_command=self._on_command,
                 on_settings=self._on_settings,
                 timeout=JOIN_SECONDS,
+                printed=self._printed,
             )
             reason = "failed"
             try:
                 self._config = self._with_live_settings(join_session)
                 self._work(self._context(join_session, metrics, tls), make_worker)
                 reason = "exit"
+            except Exception:
+                if self._printed is not None:  # main() prints the error when no heartbeat follows
+                    self._printed.add(traceback.format_exc())
+                raise
             finally:
                 join_session.leave(reason, done=self._worker is not None and self._worker.done)
             result = None if self._worker is None else self._worker.result

@@ -29,16 +29,19 @@ from rlsrl.parameters.service import ParameterService
 from rlsrl.parameters.terminal import withdraw_failure
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.tls import Tls
-from rlsrl.rpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server
+from rlsrl.rpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server, add_LogsServicer_to_server
 from rlsrl.runtime.addresses import forwarded_address, own_address
 from rlsrl.runtime.durable import make_folder
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
 from rlsrl.runtime.metrics import Metrics
+from rlsrl.runtime.printed_text import PrintedText
 from rlsrl.runtime.worker import PollResult, Worker
-from rlsrl.workers.build.parameters import open_parameter_store
+from rlsrl.workers.build.parameters import open_objects, open_parameter_store
 from rlsrl.workers.coordinator_service import EXIT_SECONDS, CoordinatorService, RoleSettings
 from rlsrl.workers.coordinator_state import take_over
+from rlsrl.workers.kept_logs import LOGS_FOLDER, KeptLogs, LogCopies
 from rlsrl.workers.learning_curve import LearningCurve
+from rlsrl.workers.log_service import LogService
 from rlsrl.workers.status import ExperimentInfo
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Options
@@ -63,8 +66,11 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         metrics: Metrics,
         log: structlog.stdlib.BoundLogger,
         tls: Tls | None = None,
+        printed: PrintedText | None = None,
     ) -> None:
+        """``printed`` collects what this process prints, if it belongs to the kept logs."""
         super().__init__(log=log)
+        self._printed = printed
         self._token = token
         self._tls = tls
         self._metrics = metrics
@@ -124,8 +130,10 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             guarded={"/status": self._status_page},
             on_refused=lambda kind: self._metrics.strangers_refused.labels(kind=kind).inc(),
         )
+        logs = KeptLogs(folder / LOGS_FOLDER, log=self._log)
         self._server = CoordinatorServer(
-            self._new_service(self._settings, self._curve, {"http": "{}:{}".format(*self._http.address)}),
+            self._new_service(self._settings, self._curve, logs, {"http": "{}:{}".format(*self._http.address)}),
+            self._log_service(config, logs),
             self._settings.config,
             token=self._token,
             tls=self._tls,
@@ -138,7 +146,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         self._log.info("serving", grpc=config.coordinator_address, http="{}:{}".format(*self._http.address))
 
     def _new_service(
-        self, settings: SettingsFile, curve: LearningCurve, endpoints: Mapping[str, str]
+        self, settings: SettingsFile, curve: LearningCurve, logs: KeptLogs, endpoints: Mapping[str, str]
     ) -> CoordinatorService:
         """Return the service with the state that the previous coordinator stored."""
         config = settings.config
@@ -152,11 +160,19 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             ),
             state=take_over(config, now=self._clock.monotonic(), log=self._log),
             curve=curve,
+            logs=logs,
             settings=settings.by_role,
             metrics=self._metrics,
             clock=self._clock,
             log=self._log,
         )
+
+    def _log_service(self, config: CoordinatorConfig, logs: KeptLogs) -> LogService:
+        copies: LogCopies | None = None
+        if config.roster_path is None:  # No file outlives this process.
+            assert config.parameter_store.object_store is not None, "validation says so"
+            copies = LogCopies(logs, open_objects(config.parameter_store.object_store), log=self._log)
+        return LogService(logs, copies=copies, printed=self._printed)
 
     @override
     def _poll(self) -> PollResult:
@@ -216,7 +232,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
 
 
 class CoordinatorServer:
-    """Serves a ``CoordinatorService`` and a ``ParameterService`` over gRPC, on an event loop in its own thread.
+    """Serves workers, logs and parameters over gRPC, on an event loop in its own thread.
 
     ``start`` returns once it serves, and ``stop`` once it has ended. ``check`` raises the error that ended it. The
     thread calls ``on_end`` when it ends.
@@ -225,6 +241,7 @@ class CoordinatorServer:
     def __init__(
         self,
         service: CoordinatorService,
+        logs: LogService,
         config: CoordinatorConfig,
         *,
         token: str,
@@ -234,6 +251,7 @@ class CoordinatorServer:
         on_end: Callable[[], None],
     ) -> None:
         self.service = service
+        self._logs = logs
         self._config = config
         self._token = token
         self._tls = tls
@@ -315,6 +333,7 @@ class CoordinatorServer:
         )
         server = new_server(self._token, on_unauthenticated=self._metrics.strangers_refused.labels(kind="call").inc)
         add_CoordinatorServicer_to_server(self.service, server)
+        add_LogsServicer_to_server(self._logs, server)
         parameters.add_to(server)
         address = self._config.serving([self._config.coordinator_address], 0)
         bind(server, own_address(address), self._tls)
@@ -323,18 +342,19 @@ class CoordinatorServer:
         await server.start()
         stopping = asyncio.Event()
         self._serving.set_result((asyncio.get_running_loop(), stopping))
-        sweeping = asyncio.create_task(self.service.run_sweeps())
+        working = [asyncio.create_task(work) for work in (self.service.run_sweeps(), self._logs.run())]
         waiting = asyncio.create_task(stopping.wait())
         try:
-            await asyncio.wait({sweeping, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*working, waiting}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await server.stop(STOP_SECONDS)
-            await self.service.flush()
+            await asyncio.gather(self.service.flush(), self._logs.flush())
             await asyncio.to_thread(parameters.close)
             waiting.cancel()
-        if sweeping.done():
-            sweeping.result()
-        sweeping.cancel()
+        for task in working:
+            if task.done():
+                task.result()
+            task.cancel()
 
 
 class SettingsFile:

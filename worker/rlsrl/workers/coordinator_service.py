@@ -26,6 +26,7 @@ from rlsrl.runtime.identity import is_dead
 from rlsrl.runtime.ledger import PageRecord
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.workers.coordinator_state import CoordinatorState
+from rlsrl.workers.kept_logs import KeptLogs, LogName
 from rlsrl.workers.leadership import Superseded
 from rlsrl.workers.learning_curve import CurveRow, LearningCurve
 from rlsrl.workers.leases import Claim, Lease, LeaseRefusal, Leases, Wait
@@ -37,6 +38,7 @@ from rlsrl.workers.worker_messages import (
     MalformedMessage,
     calls_of,
     claim_of,
+    log_parts_of,
     page_of,
     read,
     read_hello,
@@ -74,6 +76,7 @@ class CoordinatorService(CoordinatorServicer):
         experiment: ExperimentInfo,
         state: CoordinatorState,
         curve: LearningCurve,
+        logs: KeptLogs,
         settings: RoleSettings,
         metrics: Metrics,
         clock: Clock,
@@ -83,6 +86,7 @@ class CoordinatorService(CoordinatorServicer):
         self._state = state
         self._leases = state.leases
         self._curve = curve
+        self._logs = logs
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
@@ -322,6 +326,8 @@ class CoordinatorService(CoordinatorServicer):
         if page is not None:
             self._state.copies.put(page)
         self._progress.note(claim, report, page, now)
+        if heartbeat.log_parts:
+            await _keep_log(self._logs, stream, log_parts_of(heartbeat))
         if heartbeat.records:
             await self._append_rows(stream, rows_of(heartbeat, claim))
         return None
@@ -360,6 +366,14 @@ class CoordinatorService(CoordinatorServicer):
 
     def _settings_message(self, role: str) -> pb.CoordinatorMessage:
         return pb.CoordinatorMessage(settings=pb.Settings(json=json.dumps(self._settings.get(role, {}))))
+
+
+async def _keep_log(logs: KeptLogs, stream: WorkerStream, parts: list[pb.LogPart]) -> None:
+    """Append the parts to the log of the worker's lease: no worker can write the log of another."""
+    claim = stream.claim
+    assert claim.index is not None, "the claim of a member has an index"
+    logs.append(LogName(claim.role, claim.index), claim.instance, parts)
+    await stream.send(pb.CoordinatorMessage(log_ack=pb.LogAck(sequence=parts[-1].sequence)))
 
 
 def _welcome(

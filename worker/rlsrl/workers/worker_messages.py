@@ -21,6 +21,8 @@ from rlsrl.workers.learning_curve import CurveRow
 from rlsrl.workers.leases import Claim
 from rlsrl.workers.status import MemberReport
 
+MAX_LOG_BYTES = 1024 * 1024
+"""Most bytes of log that a heartbeat may bring. A worker's two parts are at most half as long."""
 HELLO_SECONDS = 10.0
 """Seconds that a new stream may take to send its hello."""
 
@@ -127,15 +129,26 @@ def page_of(heartbeat: pb.Heartbeat, claim: Claim) -> PageRecord:
         raise MalformedMessage(f"heartbeat: {error}") from error
 
 
+def log_parts_of(heartbeat: pb.Heartbeat) -> list[pb.LogPart]:
+    """Return the parts of the worker's log in a heartbeat.
+
+    Raises:
+        MalformedMessage: sequence numbers do not rise, or the parts are too long.
+    """
+    parts = list(heartbeat.log_parts)
+    _check_sequences("parts of the log", [part.sequence for part in parts])
+    if sum(len(part.text) for part in parts) > MAX_LOG_BYTES:
+        raise MalformedMessage(f"heartbeat: a log of more than {MAX_LOG_BYTES} bytes")
+    return parts
+
+
 def rows_of(heartbeat: pb.Heartbeat, claim: Claim) -> list[CurveRow]:
     """Return the learning-curve rows in a heartbeat of the worker with that claim.
 
     Raises:
         MalformedMessage: sequence numbers do not rise, or a step is negative.
     """
-    sequences = [-1, *(record.sequence for record in heartbeat.records)]
-    if any(later <= earlier for earlier, later in itertools.pairwise(sequences)):
-        raise MalformedMessage("heartbeat: the sequence numbers of records must rise from 0")
+    _check_sequences("records", [record.sequence for record in heartbeat.records])
     if any(record.step < 0 for record in heartbeat.records):
         raise MalformedMessage("heartbeat: the step of a record must not be negative")
     return [
@@ -151,3 +164,8 @@ def rows_of(heartbeat: pb.Heartbeat, claim: Claim) -> list[CurveRow]:
         )
         for record in heartbeat.records
     ]
+
+
+def _check_sequences(what: str, sequences: list[int]) -> None:
+    if any(later <= earlier for earlier, later in itertools.pairwise([-1, *sequences])):
+        raise MalformedMessage(f"heartbeat: the sequence numbers of {what} must rise from 0")

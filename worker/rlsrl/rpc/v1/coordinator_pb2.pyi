@@ -260,6 +260,7 @@ class Heartbeat(_message.Message):
     ACTIVITY_FIELD_NUMBER: _builtins.int
     LEDGER_PAGE_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
+    LOG_PARTS_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     waiting_for: _builtins.str
     """What the worker waits for, in a few words. Empty while it works."""
@@ -283,6 +284,10 @@ class Heartbeat(_message.Message):
     def texts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Texts for the status page, by name, such as why versions are not stored."""
 
+    @_builtins.property
+    def log_parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogPart]:
+        """What the worker printed, in parts that this stream has not sent yet, by ascending sequence."""
+
     def __init__(
         self,
         *,
@@ -295,14 +300,43 @@ class Heartbeat(_message.Message):
         activity: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         ledger_page: _builtins.bytes = ...,
         texts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        log_parts: _abc.Iterable[Global___LogPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "ledger_page", b"ledger_page", "records", b"records", "records_dropped", b"records_dropped", "state", b"state", "stats", b"stats", "texts", b"texts", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "ledger_page", b"ledger_page", "log_parts", b"log_parts", "records", b"records", "records_dropped", b"records_dropped", "state", b"state", "stats", b"stats", "texts", b"texts", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class LogPart(_message.Message):
+    """Text that a worker printed between two heartbeats. It is sent until it is acknowledged or the worker ends. A coordinator
+    that restarts meanwhile may store a part twice.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """Number of the part within its instance, from 0."""
+    text: _builtins.bytes
+    """UTF-8. It may begin and end within a line."""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        text: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogPart: _TypeAlias = LogPart  # noqa: Y015
 
 @_typing.final
 class Record(_message.Message):
@@ -390,6 +424,7 @@ class CoordinatorMessage(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    LOG_ACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -402,6 +437,8 @@ class CoordinatorMessage(_message.Message):
     def peers(self) -> Global___Peers: ...
     @_builtins.property
     def settings(self) -> Global___Settings: ...
+    @_builtins.property
+    def log_ack(self) -> Global___LogAck: ...
     def __init__(
         self,
         *,
@@ -411,12 +448,13 @@ class CoordinatorMessage(_message.Message):
         refused: Global___Refused | None = ...,
         peers: Global___Peers | None = ...,
         settings: Global___Settings | None = ...,
+        log_ack: Global___LogAck | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "peers", b"peers", "records_ack", b"records_ack", "refused", b"refused", "settings", b"settings", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "log_ack", b"log_ack", "peers", b"peers", "records_ack", b"records_ack", "refused", b"refused", "settings", b"settings", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "peers", b"peers", "records_ack", b"records_ack", "refused", b"refused", "settings", b"settings", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "kind", b"kind", "log_ack", b"log_ack", "peers", b"peers", "records_ack", b"records_ack", "refused", b"refused", "settings", b"settings", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "command", "records_ack", "refused", "peers", "settings"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "command", "records_ack", "refused", "peers", "settings", "log_ack"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -579,6 +617,27 @@ class RecordsAck(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecordsAck: _TypeAlias = RecordsAck  # noqa: Y015
+
+@_typing.final
+class LogAck(_message.Message):
+    """Every part of the log up to and including this sequence is stored, or given up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogAck: _TypeAlias = LogAck  # noqa: Y015
 
 @_typing.final
 class Refused(_message.Message):
@@ -761,3 +820,64 @@ class CommandReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommandReply: _TypeAlias = CommandReply  # noqa: Y015
+
+@_typing.final
+class LogsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    """Empty: every role."""
+    index: _builtins.int
+    """Absent: every index."""
+    tail: _builtins.int
+    """How many last lines of each worker. Absent: all."""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        index: _builtins.int | None = ...,
+        tail: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "_tail", b"_tail", "index", b"index", "tail", b"tail"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "_tail", b"_tail", "index", b"index", "role", b"role", "tail", b"tail"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__index: _TypeAlias = _typing.Literal["index"]  # noqa: Y015
+    _WhichOneofArgType__index: _TypeAlias = _typing.Literal["_index", b"_index"]  # noqa: Y015
+    _WhichOneofReturnType__tail: _TypeAlias = _typing.Literal["tail"]  # noqa: Y015
+    _WhichOneofArgType__tail: _TypeAlias = _typing.Literal["_tail", b"_tail"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__index) -> _WhichOneofReturnType__index | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tail) -> _WhichOneofReturnType__tail | None: ...
+
+Global___LogsRequest: _TypeAlias = LogsRequest  # noqa: Y015
+
+@_typing.final
+class WorkerLog(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    index: _builtins.int
+    text: _builtins.bytes
+    """UTF-8, except where a cut broke a character."""
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        index: _builtins.int = ...,
+        text: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "role", b"role", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerLog: _TypeAlias = WorkerLog  # noqa: Y015

@@ -231,3 +231,79 @@ class Coordinator:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class LogsStub:
+    """What the coordinator keeps of the workers' logs.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Read = channel.unary_stream(
+                '/rlsrl.rpc.v1.Logs/Read',
+                request_serializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.LogsRequest.SerializeToString,
+                response_deserializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.WorkerLog.FromString,
+                _registered_method=True)
+
+
+class LogsServicer:
+    """What the coordinator keeps of the workers' logs.
+    """
+
+    def Read(self, request, context):
+        """The kept logs of workers, also of those that are gone, by role and index. The command line calls this.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_LogsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Read': grpc.unary_stream_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.LogsRequest.FromString,
+                    response_serializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.WorkerLog.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'rlsrl.rpc.v1.Logs', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('rlsrl.rpc.v1.Logs', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Logs:
+    """What the coordinator keeps of the workers' logs.
+    """
+
+    @staticmethod
+    def Read(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rlsrl.rpc.v1.Logs/Read',
+            rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.LogsRequest.SerializeToString,
+            rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.WorkerLog.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

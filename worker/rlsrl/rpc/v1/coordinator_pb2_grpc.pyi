@@ -103,3 +103,34 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         """
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class LogsStub:
+    """What the coordinator keeps of the workers' logs."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> LogsAsyncStub: ...
+    Read: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.LogsRequest, _coordinator_pb2.WorkerLog]
+    """The kept logs of workers, also of those that are gone, by role and index. The command line calls this."""
+
+@_typing.type_check_only
+class LogsAsyncStub(LogsStub):
+    """What the coordinator keeps of the workers' logs."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Read: _aio.UnaryStreamMultiCallable[_coordinator_pb2.LogsRequest, _coordinator_pb2.WorkerLog]  # type: ignore[assignment]
+    """The kept logs of workers, also of those that are gone, by role and index. The command line calls this."""
+
+class LogsServicer(metaclass=_abc_1.ABCMeta):
+    """What the coordinator keeps of the workers' logs."""
+
+    @_abc_1.abstractmethod
+    def Read(
+        self,
+        request: _coordinator_pb2.LogsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.WorkerLog], _abc.AsyncIterator[_coordinator_pb2.WorkerLog]]:
+        """The kept logs of workers, also of those that are gone, by role and index. The command line calls this."""
+
+def add_LogsServicer_to_server(servicer: LogsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
