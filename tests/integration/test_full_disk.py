@@ -146,6 +146,29 @@ def test_a_full_disk_is_named_and_the_last_version_waits_for_room(disk: SmallDis
     assert summary["ledger"]["lost"]["rolled_back"] == 0
 
 
+@pytest.mark.slow
+def test_a_permanent_version_without_room_is_reported_and_the_next_one_takes_its_place(disk: SmallDisk) -> None:
+    with disk.desk.begin("--set", "spec.parameters.tagEverySeconds=2") as run:
+        disk.fill_under(run)
+        reason = run.until(
+            lambda: text if "permanent versions lost: " in (text := disk.reason(run) or "") else None,
+            "a permanent version that a newer one replaces",
+        )
+        assert "becomes permanent instead)" in reason
+        disk.empty()
+
+        def replacements() -> list[dict]:
+            return run.facts.logged("trainer-0", "permanent_versions_replaced")
+
+        run.until(replacements, "a version that is permanent in place of others")
+        (replacement, *_) = replacements()
+        tagged = {tag: info.version.step for info in run.facts.versions() for tag in info.tags}
+        assert replacement["by"] in tagged
+        assert all(tag == f"step-{step}" for tag, step in tagged.items())
+        disk.gate.touch()
+        assert run.wait() == 0, run.output
+
+
 def test_a_last_version_without_room_ends_the_run_with_what_to_do(disk: SmallDisk) -> None:
     limit = ("--set", "spec.parameters.retryLastSeconds=3")
     with disk.desk.begin(*limit) as run:

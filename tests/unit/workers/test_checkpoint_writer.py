@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ class Disk(MemoryParameterDB):
         """The error of refused writes."""
         self.num_notes_refused = 0
         """How many of the next notes fail."""
+        self.num_prunes_refused = 0
+        """How many of the next prunes fail."""
         self.gate = threading.Event()
         self.gate.set()
         self.writing = threading.Event()
@@ -57,6 +59,15 @@ class Disk(MemoryParameterDB):
             self.num_notes_refused -= 1
             raise OSError(self.code, os.strerror(self.code))
         super().annotate(policy, version, metadata)
+
+    def prune(self, policy: str, *, keep_last: int) -> list[Version]:
+        if self.num_prunes_refused:
+            self.num_prunes_refused -= 1
+            raise OSError(self.code, os.strerror(self.code))
+        return super().prune(policy, keep_last=keep_last)
+
+    def tags(self) -> dict[int, tuple[str, ...]]:
+        return {info.version.step: info.tags for info in self.versions("default")}
 
     def steps(self) -> list[int]:
         return [info.version.step for info in self.versions("default")]
@@ -100,27 +111,27 @@ class Desk:
         return self
 
 
-def checkpoint(step: int, *tags: str, attempt: int = 1) -> Checkpoint:
+def checkpoint(step: int, *, attempt: int = 1, is_permanent: bool = False) -> Checkpoint:
     version = Version(attempt, step)
     return Checkpoint(
         parameters=Parameters(version=version, vector=np.full(3, step, np.float32), layout="l"),
         state=TrainerState(version=version, arrays={}, values={"step": step}),
         metadata={"env_steps": step * 10},
-        tags=tags,
+        is_permanent=is_permanent,
     )
 
 
 def test_checkpoints_are_stored_in_order_with_tags_metadata_and_state() -> None:
     desk = Desk().started()
     for step in (1, 2, 3):
-        desk.writer.store(checkpoint(step, *(["good"] if step == 2 else [])))
+        desk.writer.store(checkpoint(step, is_permanent=step == 2))
     desk.writer.close(DEADLINE_SECONDS)
     desk.writer.check()
     assert desk.stored == [Version(1, 1), Version(1, 2), Version(1, 3)]
     infos = desk.db.versions("default")
     assert [(info.version.step, info.tags, info.has_state) for info in infos] == [
         (1, (), True),
-        (2, ("good",), True),
+        (2, ("step-2",), True),
         (3, (), True),
     ]
     assert infos[1].metadata["env_steps"] == 20
@@ -142,10 +153,10 @@ def test_versions_are_numbered_over_all_lives_of_the_run() -> None:
     assert numbers == [("2.4", 2), ("2.5", 3)], "1.1 was 0, 1.3 was 1, and 1.2 was never stored"
 
 
-def test_only_the_newest_and_the_tagged_versions_are_kept() -> None:
+def test_only_the_newest_and_the_permanent_versions_are_kept() -> None:
     desk = Desk(keep_last=2).started()
     for step in range(1, 7):
-        desk.writer.store(checkpoint(step, *(["good"] if step == 2 else [])))
+        desk.writer.store(checkpoint(step, is_permanent=step == 2))
     desk.writer.close(DEADLINE_SECONDS)
     assert desk.db.steps() == [2, 5, 6]
 
@@ -173,6 +184,56 @@ def test_a_full_disk_is_reported_and_the_newest_checkpoint_is_tried_again() -> N
     failures = [event for event in events if event["event"] == "checkpoint_failed"]
     assert [failure["version"] for failure in failures] == [each.why.partition(":")[0] for each in desk.failed]
     assert {(failure["errno"], failure["log_level"]) for failure in failures} == {(errno.ENOSPC, "error")}
+
+
+def replacements(events: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str]]:
+    found = [event for event in events if event["event"] == "permanent_versions_replaced"]
+    return [(event["number"], event["by"], event["log_level"]) for event in found]
+
+
+def test_the_next_stored_version_is_permanent_in_place_of_those_that_it_replaces() -> None:
+    desk = Desk().started()
+    desk.db.full = True
+    with structlog.testing.capture_logs() as events:
+        desk.writer.store(checkpoint(1))
+        until(lambda: desk.writer.num_unstored == 1, "a failure")
+        for step in (2, 3, 4):
+            desk.writer.store(checkpoint(step, is_permanent=step != 4))
+        until(lambda: desk.failed[-1].why.startswith("1.4: "), "a failure of the newest version")
+        assert desk.failed[-1].why == (
+            "1.4: [Errno 28] No space left on device; permanent versions lost: 2 (1.4 becomes permanent instead)"
+        )
+        desk.db.full = False
+        until(lambda: desk.stored == [Version(1, 4)], "the newest version is stored")
+        desk.writer.store(checkpoint(5))
+        desk.writer.close(DEADLINE_SECONDS)
+    assert desk.db.tags() == {4: ("step-4",), 5: ()}
+    assert replacements(events) == [(2, "step-4", "warning")]
+
+
+def test_the_last_version_is_permanent_in_place_of_one_that_it_replaces() -> None:
+    desk, leaves = waiting_desk()
+    desk.started()
+    desk.db.full = True
+    desk.writer.store(checkpoint(1, is_permanent=True))
+    until(lambda: desk.writer.num_unstored == 1, "a failure")
+    desk.writer.close(DEADLINE_SECONDS)
+    assert desk.failed[-1].why == "1.1: [Errno 28] No space left on device", "nothing is lost yet"
+    desk.db.full = False
+    desk.writer.store_last(checkpoint(9), record=RECORD)
+    assert (desk.db.tags(), leaves.waits) == ({9: ("step-9",)}, [])
+
+
+def test_a_permanent_version_that_is_stored_twice_replaces_none() -> None:
+    desk = Desk().started()
+    desk.db.num_prunes_refused = 1
+    with structlog.testing.capture_logs() as events:
+        desk.writer.store(checkpoint(1, is_permanent=True))
+        until(lambda: len(desk.stored) == 2, "the version is stored again after its pruning has failed")
+        desk.writer.store(checkpoint(2))
+        desk.writer.close(DEADLINE_SECONDS)
+    assert desk.db.tags() == {1: ("step-1",), 2: ()}
+    assert replacements(events) == []
 
 
 def test_training_does_not_wait_for_a_disk_that_fails() -> None:

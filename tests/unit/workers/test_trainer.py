@@ -87,12 +87,21 @@ def test_a_retry_that_trains_nothing_does_not_turn_a_failure_into_a_success(
     def nothing(*_: object, **__: object) -> list[Any]:
         return []
 
+    def checkpoint(*, is_permanent: bool) -> Any:
+        assert is_permanent
+        return final
+
     def build(*_: Any, on_training_end: Callable[[], None], **__: Any) -> Any:
         on_training_end()
-        training = {"stop_reason": "envSteps", "run_failure": None, "has_stepped": has_stepped}
+        training = {
+            "stop_reason": "envSteps",
+            "run_failure": None,
+            "has_stepped": has_stepped,
+            "is_last_permanent": True,
+        }
         steps = dict.fromkeys(("start", "stop", "join", "check"), nothing)
         return SimpleNamespace(
-            training=SimpleNamespace(checkpoint=lambda: final, **training, **steps),
+            training=SimpleNamespace(checkpoint=checkpoint, **training, **steps),
             consumer=SimpleNamespace(receive=nothing, close=nothing, outstanding=()),
             buffer=SimpleNamespace(put=nothing, close=nothing),
             checkpoints=SimpleNamespace(

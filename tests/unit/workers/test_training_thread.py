@@ -367,16 +367,16 @@ def test_a_lag_beyond_the_bound_is_counted(make_bench: Callable[..., Bench]) -> 
     bench.end()
 
 
-def test_versions_are_stored_and_tagged_when_due_with_what_resuming_needs(make_bench: Callable[..., Bench]) -> None:
+def test_versions_are_stored_when_due_with_what_resuming_needs(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(push_steps=2, tag_steps=3, stop={"train_steps": 7})
     bench.train(7)
     assert bench.ended.wait(DEADLINE_SECONDS)
     bench.thread.check()
-    assert [(each.parameters.version.step, each.tags) for each in bench.stored] == [
-        (2, ()),
-        (3, ("step-3",)),
-        (4, ()),
-        (6, ("step-6",)),
+    assert [(each.parameters.version.step, each.is_permanent) for each in bench.stored] == [
+        (2, False),
+        (3, True),
+        (4, False),
+        (6, True),
     ]
     stored = bench.stored[2]
     assert float(stored.parameters.vector[0]) == stored.state.values["learner"]["step"] == 4
@@ -387,8 +387,18 @@ def test_versions_are_stored_and_tagged_when_due_with_what_resuming_needs(make_b
     assert (stored.metadata["train_steps"], stored.metadata["program"]) == (4, None)
     assert bench.join_session.turns.count("store") == len(bench.stored), "a slow disk shows as a wait"
     bench.end()
-    final = bench.thread.checkpoint("end")
-    assert (final.parameters.version, final.tags) == (Version(1, 7), ("end",))
+    assert (bench.thread.checkpoint().parameters.version, bench.thread.is_last_permanent) == (Version(1, 7), False)
+
+
+def test_a_permanent_version_that_is_due_at_the_last_step_is_the_last_version(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(push_steps=3, tag_steps=3, stop={"train_steps": 3})
+    bench.train(3)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    bench.thread.check()
+    assert bench.stored == []
+    bench.end()
+    assert bench.thread.is_last_permanent
+    assert bench.thread.checkpoint(is_permanent=True).is_permanent
 
 
 def test_experience_of_a_former_attempt_is_dropped_and_its_lanes_granted_again(

@@ -51,7 +51,14 @@ class _Due:
 
     number: int
     """How many checkpoints of this life were due until this one."""
+    num_permanent: int
+    """How many of those are permanent, this one included."""
     checkpoint: Checkpoint
+
+
+def permanent_tag(version: Version) -> str:
+    """Return the tag of a permanent version, which no pruning removes."""
+    return f"step-{version.step}"
 
 
 class CheckpointWriter:
@@ -59,6 +66,9 @@ class CheckpointWriter:
 
     A full or failing disk does not end training. The failure is reported, training continues, and the newest checkpoint
     is tried again, with back-off. Only ``store_last`` gives up.
+
+    Memory holds no more than the checkpoint that is tried and ``QUEUED`` newer ones: a newer checkpoint replaces an
+    older one that cannot be stored. If a permanent one is replaced, the next stored version is permanent instead.
     """
 
     def __init__(
@@ -96,9 +106,9 @@ class CheckpointWriter:
         self._number = next_number(db.versions(policy_name))
         self.num_unstored = 0
         """How many checkpoints were due since the newest stored one. 0 until an attempt has failed."""
-        self._num_due = 0
-        self._last_stored = 0
-        """``_Due.number`` of the newest stored checkpoint; 0 before."""
+        self._num_due = self._num_permanent_due = 0
+        self._last_stored = self._last_permanent = 0
+        """``_Due.number`` and ``_Due.num_permanent`` of the newest stored checkpoint; 0 before."""
         self._closing = threading.Event()
         self._pipe: Pipe[_Due] = Pipe(QUEUED)
         self._stage: MappingThread[_Due, None] = MappingThread(
@@ -134,18 +144,9 @@ class CheckpointWriter:
             OSError: the disk failed.
             ParameterError: the version may not be stored, for example because a later attempt has started.
         """
-        metadata = {**checkpoint.metadata, NUMBER_KEY: self._number}
-        self._db.push(
-            self._policy_name,
-            checkpoint.parameters,
-            tags=checkpoint.tags,
-            metadata=metadata,
-            state=checkpoint.state,
-        )
-        self._number += 1
-        self.num_unstored = 0
-        self._on_stored(checkpoint.parameters.version)
-        self._db.prune(self._policy_name, keep_last=self._versions.keep_last)
+        due = self._due(checkpoint)
+        self._store(due)
+        self._last_stored = due.number
 
     def store_first(self, checkpoint: Checkpoint) -> None:
         """Store the first checkpoint of a run, before ``start``.
@@ -172,10 +173,11 @@ class CheckpointWriter:
             ParameterError: as ``store_now``.
         """
         version = checkpoint.parameters.version
-        steps = deque([lambda: self.store_now(checkpoint)])
+        due = self._due(checkpoint)
+        steps = deque([lambda: self._store(due)])
         if record is not None:
             steps.append(lambda: self._db.annotate(self._policy_name, version, {TERMINAL_KEY: record}))
-        self._retry(steps, self._due(checkpoint), 0.0 if record is None else self._versions.retry_last_seconds)
+        self._retry(steps, due, 0.0 if record is None else self._versions.retry_last_seconds)
         if self.num_unstored:  # the record failed at first
             self.num_unstored = 0
             self._on_stored(version)
@@ -196,7 +198,32 @@ class CheckpointWriter:
 
     def _due(self, checkpoint: Checkpoint) -> _Due:
         self._num_due += 1
-        return _Due(number=self._num_due, checkpoint=checkpoint)
+        self._num_permanent_due += checkpoint.is_permanent
+        return _Due(number=self._num_due, num_permanent=self._num_permanent_due, checkpoint=checkpoint)
+
+    def _store(self, due: _Due) -> None:
+        """Store a checkpoint, as a permanent version if one is due since the newest stored version."""
+        checkpoint, num_replaced = due.checkpoint, self._num_replaced(due)
+        version = checkpoint.parameters.version
+        self._db.push(
+            self._policy_name,
+            checkpoint.parameters,
+            tags=(permanent_tag(version),) if checkpoint.is_permanent or num_replaced else (),
+            metadata={**checkpoint.metadata, NUMBER_KEY: self._number},
+            state=checkpoint.state,
+        )
+        self._number += 1
+        self.num_unstored = 0
+        self._on_stored(version)
+        self._last_permanent = due.num_permanent
+        if num_replaced:
+            self._log.warning("permanent_versions_replaced", number=num_replaced, by=permanent_tag(version))
+        self._db.prune(self._policy_name, keep_last=self._versions.keep_last)
+
+    def _num_replaced(self, due: _Due) -> int:
+        """Return how many permanent checkpoints newer ones have replaced since the newest stored version."""
+        num_owed = due.num_permanent - self._last_permanent  # 0 if the same checkpoint is stored again
+        return max(num_owed - due.checkpoint.is_permanent, 0)
 
     def _store_newest(self, due: _Due) -> None:
         """Store a checkpoint; while that fails, try the newest one. Between attempts ``close`` wakes the thread."""
@@ -210,7 +237,7 @@ class CheckpointWriter:
 
     def _try_to_store(self, due: _Due) -> bool:
         try:
-            self.store_now(due.checkpoint)
+            self._store(due)
         except OSError as error:
             self._report(error, due)
             return False
@@ -250,5 +277,8 @@ class CheckpointWriter:
         """Log and report that ``due`` could not be stored. Called where ``error`` is handled."""
         version = str(due.checkpoint.parameters.version)
         self.num_unstored = due.number - self._last_stored
-        self._on_failed(Unstored(num_versions=self.num_unstored, why=f"{version}: {error}{outlook}"))
-        self._log.exception("checkpoint_failed", version=version, errno=error.errno)
+        why = f"{version}: {error}"
+        if num_replaced := self._num_replaced(due):
+            why += f"; permanent versions lost: {num_replaced} ({version} becomes permanent instead)"
+        self._on_failed(Unstored(num_versions=self.num_unstored, why=why + outlook))
+        self._log.exception("checkpoint_failed", version=version, errno=error.errno, permanent_replaced=num_replaced)

@@ -131,7 +131,7 @@ class TrainerWorker(Worker[TrainerConfig]):
             parts.checkpoints.close(DISK_DEADLINE_SECONDS)
             parts.training.check()
             parts.checkpoints.check()
-            final = parts.training.checkpoint()
+            final = parts.training.checkpoint(is_permanent=parts.training.is_last_permanent)
             if parts.gang.rank == 0:
                 self._store_last(final, parts)
             parts.ledger.end()

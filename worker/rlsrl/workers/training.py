@@ -50,12 +50,13 @@ class Checkpoint:
     parameters: Parameters
     state: TrainerState
     metadata: Mapping[str, Any]
-    tags: tuple[str, ...] = ()
+    is_permanent: bool = False
+    """Whether the version is never removed; see ``rlsrl.workers.checkpoints.permanent_tag``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cadence:
-    """When to report statistics, to store a version, and to store a tagged version that is never pruned."""
+    """When to report statistics, to store a version, and to store a permanent version."""
 
     report: FrequencyControl
     push: FrequencyControl
@@ -162,8 +163,9 @@ class TrainingThread:
         self._skip_window = SkipWindow()
         self._step_ended_at = 0.0
         self._unreported: dict[str, float] | None = None
-        self._due_tags: tuple[str, ...] | None = None
-        """Tags of the checkpoint that is due; None while none is due."""
+        self._due_checkpoint: bool | None = None
+        """Whether the checkpoint that is due is permanent; None while none is due."""
+        self._is_last_permanent = False
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
 
     @property
@@ -175,6 +177,11 @@ class TrainingThread:
     def run_failure(self) -> str | None:
         """Why the run has failed, if ``stop_reason`` is ``UPDATES_SKIPPED``, else None."""
         return self._run_failure
+
+    @property
+    def is_last_permanent(self) -> bool:
+        """Whether a permanent version is due at the step that ended training."""
+        return self._is_last_permanent
 
     @property
     def has_stepped(self) -> bool:
@@ -208,7 +215,7 @@ class TrainingThread:
         if self._failure is not None:
             raise RuntimeError("the training thread failed") from self._failure
 
-    def checkpoint(self, *tags: str) -> Checkpoint:
+    def checkpoint(self, *, is_permanent: bool = False) -> Checkpoint:
         """Return the state of training with every rank's ledger. A collective call of the gang; rank 0 stores it.
 
         Call it at a step boundary only: from the thread itself, or after its end.
@@ -234,7 +241,7 @@ class TrainingThread:
                 "non_finite_returns": self._progress.non_finite_returns,
                 **self._outputs.metadata,
             },
-            tags=tags,
+            is_permanent=is_permanent,
         )
 
     def _run(self) -> None:
@@ -265,15 +272,15 @@ class TrainingThread:
                     "transitions": 0 if batch is None else batch.num_transitions,
                     "compiling": self._compiler.stage(),
                     "stop": self._stopping.is_set(),
-                    "checkpoint": self._due_tags,
+                    "checkpoint": self._due_checkpoint,
                     "settings": self._new_settings.pop() if self._new_settings else None,
                 }
             )
             if (settings := answers[0]["settings"]) is not None:
                 self._apply_settings(self._read_settings(settings))
-            if (tags := answers[0]["checkpoint"]) is not None:
-                self._due_tags = None
-                self._store(self.checkpoint(*tags))
+            if (is_permanent := answers[0]["checkpoint"]) is not None:
+                self._due_checkpoint = None
+                self._store(self.checkpoint(is_permanent=is_permanent))
             if any(answer["stop"] for answer in answers):
                 break
             self._compiler.follow([answer["compiling"] for answer in answers], self._gang, self._version)
@@ -354,8 +361,10 @@ class TrainingThread:
         if cadence.report.check():
             self._report()
         push, tag = cadence.push.check(), cadence.tag.check()
-        if (push or tag) and self._stop_reason is None:
-            self._due_tags = (f"step-{self._version.step}",) if tag else ()
+        if self._stop_reason is not None:
+            self._is_last_permanent = tag
+        elif push or tag:
+            self._due_checkpoint = tag
 
     def _check_stop_conditions(self) -> None:
         self._stop_reason = self._progress.stop_reason(self._settings.stop_conditions)

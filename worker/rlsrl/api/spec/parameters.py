@@ -77,9 +77,10 @@ class ParameterVersions(Model):
     every_steps: Count | None = None
     """Training steps between stored versions. With everySeconds, the earlier of the two counts."""
     tag_every_seconds: PositiveSeconds | None = None
-    """Seconds between permanent versions, which are never removed."""
+    """Seconds between permanent versions, which are never removed and have the tag `step-N`. If one cannot be stored
+    before a newer version is due, the next version that can be stored is permanent instead."""
     tag_every_steps: Count | None = None
-    """Training steps between permanent versions, which are never removed."""
+    """Training steps between permanent versions: see tagEverySeconds."""
     retry_last_seconds: PositiveSeconds = 300.0
     """Seconds for which storing the last version of a run is repeated while it fails, for example on a full disk. Then
     the run fails and the training since the newest stored version is lost."""
