@@ -26,9 +26,10 @@ def test_only_the_failure_of_an_earlier_attempt_is_withdrawn(
     db.annotate(POLICY, LAST, {TERMINAL_KEY: record})
     withdraw_failure(db, POLICY, first_attempt=first_attempt)
     assert terminal_record(db, POLICY) == (None if is_withdrawn else record)
-    assert withdrawn_failure(db, POLICY) == (FAILURE["failure"] if is_withdrawn else None)
-    db.push(POLICY, make_parameters(Version(LAST.attempt + 1, LAST.step)))
-    assert withdrawn_failure(db, POLICY) is None, "of the newest version alone"
+    assert withdrawn_failure(db, POLICY, LAST) == (FAILURE["failure"] if is_withdrawn else None)
+    later = Version(LAST.attempt + 1, LAST.step)
+    db.push(POLICY, make_parameters(later))
+    assert withdrawn_failure(db, POLICY, later) is None, "of that version alone"
 
 
 def test_a_run_without_versions_has_nothing_to_withdraw() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from rlsrl.data.version import Version
 from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.protocols import TrainerState
 from rlsrl.runtime.errors import ConfigurationError, RunDamaged
 from rlsrl.runtime.ledger import PageRecord
 from rlsrl.testing.contexts import RecordingSession, make_context
@@ -62,6 +63,20 @@ def test_a_trainer_does_not_begin_again_if_no_version_is_intact(tmp_path: Path) 
         path.unlink()
     with pytest.raises(RunDamaged, match="no stored version is intact"):
         trainer.state_to_resume(db, POLICY, has_trained=True, attempt=2)
+
+
+@pytest.mark.parametrize(("is_retry", "expected"), [(False, [True, False]), (True, [])])
+def test_a_retry_judges_minibatches_anew(tmp_path: Path, is_retry: bool, expected: list[bool]) -> None:
+    progress = {"env_steps": 40, "train_steps": 5, "num_episodes": 0, "train_seconds": 1.0, "returns": []}
+    saved: dict[str, Any] = {"progress": progress, "ledgers": ["of rank 0", "of rank 1"]}
+    state = TrainerState(version=Version(1, 5), arrays={}, values={**saved, "minibatches_taken": [True, False]})
+    config: Any = SimpleNamespace(stop=SimpleNamespace(episodes=2))
+    context = make_context("trainer", tmp_path, attempt=2)
+    start = trainer.starting_point(config, context, state, num_ranks=1, is_retry=is_retry)
+    assert (start.version, start.progress.env_steps, start.skip_window.taken) == (Version(2, 5), 40, expected)
+    assert start.absent_ledgers == ["of rank 1"]
+    older = TrainerState(version=Version(1, 5), arrays={}, values=saved)
+    assert trainer.starting_point(config, context, older, num_ranks=2, is_retry=False).skip_window.taken == []
 
 
 @pytest.mark.parametrize("trained", [0, 7])

@@ -132,6 +132,15 @@ def test_more_than_half_of_the_last_minibatches_skipped_is_a_failure(
     assert found is None if failed is None else (found or "").startswith(f"{failed} minibatches were skipped")
 
 
+def test_a_window_of_minibatches_continues_from_saved_json() -> None:
+    window = SkipWindow()
+    window.add([False] * 101 + [True] * 98)
+    assert window.failure(at_end=False) is None
+    resumed = SkipWindow(json.loads(json.dumps(window.taken)))
+    resumed.add([True])
+    assert (resumed.failure(at_end=False) or "").startswith("101 of the last 200")
+
+
 def test_a_window_that_was_larger_keeps_its_newest_episodes() -> None:
     made = progress([1.0, 2.0, 3.0, 4.0], episodes=4)
     resumed = Progress(episodes=2)

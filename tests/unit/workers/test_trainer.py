@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +13,15 @@ import pytest
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
+from rlsrl.api.resolved import TrainerConfig
 from rlsrl.data.version import Version
-from rlsrl.parameters.terminal import TERMINAL_KEY, WITHDRAWN_KEY, failure_of
+from rlsrl.parameters.protocols import ParameterDB
+from rlsrl.parameters.terminal import TERMINAL_KEY, WITHDRAWN_KEY, failure_of, withdrawn_failure
 from rlsrl.testing.contexts import make_context
-from rlsrl.testing.parameter_dbs import make_parameters
+from rlsrl.testing.parameter_dbs import make_parameters, make_state
 from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.trainer import TrainerWorker
+from rlsrl.workers.training import Checkpoint
 
 TEXT = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -70,31 +73,51 @@ def test_the_end_of_training_is_no_request_to_exit(tmp_path: Path) -> None:
     assert asked == [False, True, True]
 
 
-@pytest.mark.parametrize(("has_stepped", "withdrawn"), [(False, True), (True, True), (False, False)])
-def test_a_retry_that_trains_nothing_does_not_turn_a_failure_into_a_success(
-    tmp_path: Path, has_stepped: bool, withdrawn: bool
-) -> None:
-    config = resolve(load_text(TEXT), local_placement(run_uid="0f3a", run_folder=tmp_path)).trainer
+WITHDRAWN = "150 of the last 200"
+
+
+def failed_run(folder: Path, *, is_retry: bool) -> tuple[TrainerConfig, ParameterDB]:
+    """Return a run's config and its store with the version 1.3, with which it has failed if it is tried again."""
+    config = resolve(load_text(TEXT), local_placement(run_uid="0f3a", run_folder=folder)).trainer
     db = open_parameter_store(config.parameter_store)
     db.push(config.policy_name, make_parameters(Version(1, 3)))
-    if withdrawn:
-        db.annotate(config.policy_name, Version(1, 3), {TERMINAL_KEY: None, WITHDRAWN_KEY: "150 of the last 200"})
+    if is_retry:
+        db.annotate(config.policy_name, Version(1, 3), {TERMINAL_KEY: None, WITHDRAWN_KEY: WITHDRAWN})
+    return config, db
+
+
+def run_trainer(
+    config: TrainerConfig, db: ParameterDB, folder: Path, *, resumes: Version, reason: str | None, has_stepped: bool
+) -> Mapping[str, Any] | None:
+    """Run a trainer that resumes from a version, and store its last version. Return the terminal record.
+
+    ``reason``: the stop condition that ends training; None: a signal.
+    """
+    version = Version(resumes.attempt + 1, resumes.step)
     numbers = ("env_steps", "train_steps", "return_mean", "train_seconds", "minibatches", "minibatches_skipped")
-    metadata = dict.fromkeys((*numbers, "non_finite_returns"), 0)
-    final = SimpleNamespace(parameters=make_parameters(Version(2, 3)), metadata=metadata)
-    stored: list[dict[str, Any]] = []
+    final = Checkpoint(
+        parameters=make_parameters(version),
+        state=make_state(version),
+        metadata=dict.fromkeys((*numbers, "non_finite_returns"), 0),
+        is_permanent=True,
+    )
+    records: list[Mapping[str, Any] | None] = []
 
     def nothing(*_: object, **__: object) -> list[Any]:
         return []
 
-    def checkpoint(*, is_permanent: bool) -> Any:
+    def checkpoint(*, is_permanent: bool) -> Checkpoint:
         assert is_permanent
         return final
+
+    def store_last(last: Checkpoint, *, record: Mapping[str, Any] | None) -> None:
+        db.push(config.policy_name, last.parameters, metadata=last.metadata)
+        records.append(record)
 
     def build(*_: Any, on_training_end: Callable[[], None], **__: Any) -> Any:
         on_training_end()
         training = {
-            "stop_reason": "envSteps",
+            "stop_reason": reason,
             "run_failure": None,
             "has_stepped": has_stepped,
             "is_last_permanent": True,
@@ -105,23 +128,43 @@ def test_a_retry_that_trains_nothing_does_not_turn_a_failure_into_a_success(
             consumer=SimpleNamespace(receive=nothing, close=nothing, outstanding=()),
             buffer=SimpleNamespace(put=nothing, close=nothing),
             checkpoints=SimpleNamespace(
-                start=nothing,
-                close=nothing,
-                check=nothing,
-                num_unstored=0,
-                store_last=lambda _, *, record: stored.append(record),
+                start=nothing, close=nothing, check=nothing, num_unstored=0, store_last=store_last
             ),
+            withdrawn_failure=withdrawn_failure(db, config.policy_name, resumes),
             ledger=SimpleNamespace(end=nothing),
             gang=SimpleNamespace(rank=0, close=nothing),
             resources=ExitStack(),
         )
 
-    trainer = TrainerWorker(make_context("trainer", tmp_path / "ledger", attempt=2), build=build)
+    trainer = TrainerWorker(make_context("trainer", folder, attempt=version.attempt), build=build)
     trainer.configure(config)
     trainer.start()
     trainer.run()
-    (record,) = stored
-    fails = withdrawn and not has_stepped
+    (record,) = records
+    return record
+
+
+@pytest.mark.parametrize(("has_stepped", "is_retry"), [(False, True), (True, True), (False, False)])
+def test_a_retry_that_trains_nothing_does_not_turn_a_failure_into_a_success(
+    tmp_path: Path, has_stepped: bool, is_retry: bool
+) -> None:
+    config, db = failed_run(tmp_path, is_retry=is_retry)
+    record = run_trainer(
+        config, db, tmp_path / "ledger", resumes=Version(1, 3), reason="envSteps", has_stepped=has_stepped
+    )
+    assert record is not None
+    fails = is_retry and not has_stepped
     assert record["reason"] == ("updatesSkipped" if fails else "envSteps")
-    assert (failure_of(record) or "").startswith("150 of the last 200. The retry trained no step" if fails else "")
+    assert (failure_of(record) or "").startswith(f"{WITHDRAWN}. The retry trained no step" if fails else "")
     assert (failure_of(record) is not None) == fails
+
+
+@pytest.mark.parametrize("has_stepped", [False, True])
+def test_a_retry_that_is_killed_before_its_first_step_stays_a_failure(tmp_path: Path, has_stepped: bool) -> None:
+    config, db = failed_run(tmp_path, is_retry=True)
+    killed = run_trainer(config, db, tmp_path / "a", resumes=Version(1, 3), reason=None, has_stepped=has_stepped)
+    assert killed is None
+    record = run_trainer(config, db, tmp_path / "b", resumes=Version(2, 3), reason="envSteps", has_stepped=False)
+    assert record is not None
+    assert record["reason"] == ("envSteps" if has_stepped else "updatesSkipped")
+    assert (failure_of(record) or "").startswith("" if has_stepped else f"{WITHDRAWN}. The retry trained no step")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.testing.waiting import until
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.gang import SoloGang
-from rlsrl.workers.progress import Progress, StopConditions
+from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
 from rlsrl.workers.training import (
     Cadence,
     Checkpoint,
@@ -104,6 +104,7 @@ class Bench:
         buffer_lag: int | None = None,
         version: Version = Version(1, 0),
         progress: Progress | None = None,
+        taken: Sequence[bool] = (),
         stop: Mapping[str, float] | None = None,
         push_steps: int | None = None,
         tag_steps: int | None = None,
@@ -171,7 +172,12 @@ class Bench:
                 batch_lanes=LANES,
                 max_policy_lag=max_policy_lag,
             ),
-            start=StartingPoint(version=version, progress=progress or Progress(episodes=2), absent_ledgers=[ABSENT]),
+            start=StartingPoint(
+                version=version,
+                progress=progress or Progress(episodes=2),
+                skip_window=SkipWindow(taken),
+                absent_ledgers=[ABSENT],
+            ),
             outputs=Outputs(
                 publish=self.published.append,
                 store=self.stored.append,
@@ -425,6 +431,20 @@ def test_a_run_that_resumes_at_its_stop_condition_trains_nothing(make_bench: Cal
     assert bench.ended.wait(DEADLINE_SECONDS)
     assert (bench.thread.stop_reason, bench.thread.checkpoint().parameters.version) == ("trainSteps", Version(2, 5))
     assert bench.learner.steps == 5
+    bench.end()
+
+
+def test_a_run_that_resumes_at_its_end_is_judged_by_the_minibatches_of_its_former_life(
+    make_bench: Callable[..., Bench],
+) -> None:
+    """The former process was killed before it recorded that most updates had been skipped."""
+    done = Progress(episodes=2)
+    done.load_state_dict({"env_steps": 40, "train_steps": 5, "num_episodes": 0, "train_seconds": 1.0, "returns": []})
+    bench = make_bench(version=Version(2, 5), progress=done, taken=[True, False, False], stop={"train_steps": 5})
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    assert bench.thread.stop_reason == UPDATES_SKIPPED
+    assert (bench.thread.run_failure or "").startswith("2 of the last 3 minibatches were skipped")
+    assert bench.thread.checkpoint().state.values["minibatches_taken"] == [True, False, False]
     bench.end()
 
 

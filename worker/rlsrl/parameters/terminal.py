@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import ParameterDB, VersionInfo
 
 TERMINAL_KEY = "terminal"
@@ -13,7 +14,8 @@ TERMINAL_KEY = "terminal"
 The value is ``{"reason", "version", "result"}``. ``reason`` is a criterion of ``stop``, or ``UPDATES_SKIPPED``. In the
 latter case the run has failed, and ``failure`` says why. None: the failure was withdrawn."""
 WITHDRAWN_KEY = "withdrawn_failure"
-"""Metadata key of the version with which a run failed before it was tried again: why it failed."""
+"""Metadata key of the version with which a run failed before it was tried again, and of later ones until the run has
+made a training step: why it failed."""
 UPDATES_SKIPPED = "updatesSkipped"
 """The reason of a run that ended since most of its minibatches were skipped."""
 
@@ -34,11 +36,10 @@ def withdraw_failure(db: ParameterDB, policy_name: str, *, first_attempt: int) -
         db.annotate(policy_name, newest.version, {TERMINAL_KEY: None, WITHDRAWN_KEY: failure})
 
 
-def withdrawn_failure(db: ParameterDB, policy_name: str) -> str | None:
-    """Return why the run had failed with its newest version, if it is tried again since; otherwise None."""
-    newest = _newest(db, policy_name)
-    failure = None if newest is None else newest.metadata.get(WITHDRAWN_KEY)
-    return failure if isinstance(failure, str) else None
+def withdrawn_failure(db: ParameterDB, policy_name: str, version: Version) -> str | None:
+    """Return why the run had failed with a version, if it is tried again since; otherwise None."""
+    failures = [info.metadata.get(WITHDRAWN_KEY) for info in db.versions(policy_name) if info.version == version]
+    return next((failure for failure in failures if isinstance(failure, str)), None)
 
 
 def failure_of(record: Mapping[str, Any] | None) -> str | None:

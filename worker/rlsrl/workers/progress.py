@@ -1,7 +1,4 @@
-"""Counts training progress and evaluates the stop conditions. Pure. Each checkpoint stores the progress.
-
-Only ``SkipWindow``, which ends a run that does not learn, starts empty with each attempt.
-"""
+"""Counts training progress and evaluates the stop conditions. Pure. Each checkpoint stores what it counts."""
 
 from __future__ import annotations
 
@@ -117,11 +114,18 @@ class Progress:
 class SkipWindow:
     """Finds that training does not learn: more than half of the last ``SKIP_WINDOW`` minibatches were skipped.
 
-    All ranks skip the same minibatches, so their windows agree.
+    All ranks skip the same minibatches, so their windows agree. A trainer that resumes judges the minibatches of the
+    lives before, too: a run that does not learn must not succeed because its trainer died near the end.
     """
 
-    def __init__(self) -> None:
-        self._taken: deque[bool] = deque(maxlen=SKIP_WINDOW)
+    def __init__(self, taken: Sequence[bool] = ()) -> None:
+        """Continue from the ``taken`` of a saved window; without them, begin with an empty one."""
+        self._taken: deque[bool] = deque(taken, maxlen=SKIP_WINDOW)
+
+    @property
+    def taken(self) -> list[bool]:
+        """Whether each minibatch of the window was taken, oldest first."""
+        return list(self._taken)
 
     def add(self, taken: Sequence[bool]) -> None:
         """Count a step's minibatches, in order: False for each one skipped."""

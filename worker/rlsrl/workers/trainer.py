@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from typing_extensions import override
@@ -17,7 +18,7 @@ from typing_extensions import override
 from rlsrl.api.live import settings_of
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.parameters.protocols import ParameterDB
-from rlsrl.parameters.terminal import UPDATES_SKIPPED, terminal_record, withdrawn_failure
+from rlsrl.parameters.terminal import UPDATES_SKIPPED, WITHDRAWN_KEY, terminal_record
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.build.trainer import TrainerParts, build_trainer
@@ -58,8 +59,6 @@ class TrainerWorker(Worker[TrainerConfig]):
         self._parts: TrainerParts | None = None
         self._db: ParameterDB | None = None
         self._terminal: Mapping[str, Any] | None = None
-        self._withdrawn: str | None = None
-        """Why the run had failed with its newest version, if it is tried again."""
         self._exit_requests: queue.SimpleQueue[None] = queue.SimpleQueue()
         """One item for each call of ``exit``. Signal handlers may put items, see ``Worker``."""
 
@@ -84,7 +83,6 @@ class TrainerWorker(Worker[TrainerConfig]):
             self._context.log.info("already_finished", **self._terminal)
             self.exit()
             return
-        self._withdrawn = withdrawn_failure(db, config.policy_name)
         # The end of training is no request to exit: the last version may still have to wait for room.
         self._parts = self._build(
             config, self._context, db, on_training_end=super().exit, wait_for_exit=self._wait_for_exit
@@ -146,11 +144,11 @@ class TrainerWorker(Worker[TrainerConfig]):
     def _store_last(self, final: Checkpoint, parts: TrainerParts) -> None:
         """Store the last version. If a stop condition holds, wait for room, and store the terminal record, too."""
         reason, failure = parts.training.stop_reason, parts.training.run_failure
-        if reason is not None and self._withdrawn is not None and not parts.training.has_stepped:
-            reason, failure = (
-                UPDATES_SKIPPED,
-                f"{self._withdrawn}. The retry trained no step, since stop.{reason} holds",
-            )
+        if (withdrawn := parts.withdrawn_failure) is not None and not parts.training.has_stepped:
+            # The version is the one with which the run had failed, and the trainer that resumes from it must know that.
+            final = replace(final, metadata={**final.metadata, WITHDRAWN_KEY: withdrawn})
+            if reason is not None:
+                reason, failure = UPDATES_SKIPPED, f"{withdrawn}. The retry trained no step, since stop.{reason} holds"
         record: dict[str, Any] | None = None
         if reason is not None:
             result = {name: final.metadata[name] for name in _RESULT}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlsrl.algorithms.learner import Learner, StepResult
@@ -106,6 +106,7 @@ class StartingPoint:
 
     version: Version
     progress: Progress
+    skip_window: SkipWindow = field(default_factory=SkipWindow)
     absent_ledgers: Sequence[Mapping[str, Any]] = ()
     """Ledgers, by rank, of ranks that an earlier attempt had and this one lacks. The weights contain what they
     trained, and a gang that grows again resumes these ledgers."""
@@ -160,7 +161,7 @@ class TrainingThread:
         self._failure: BaseException | None = None
         self._stop_reason: str | None = None
         self._run_failure: str | None = None
-        self._skip_window = SkipWindow()
+        self._skip_window = start.skip_window
         self._step_ended_at = 0.0
         self._unreported: dict[str, float] | None = None
         self._due_checkpoint: bool | None = None
@@ -226,6 +227,7 @@ class TrainingThread:
             "learner": values,
             "limiter": self._experience.limiter.state_dict(),
             "progress": self._progress.state_dict(),
+            "minibatches_taken": self._skip_window.taken,
             "ledgers": [*ledgers, *self._absent_ledgers],
         }
         return Checkpoint(

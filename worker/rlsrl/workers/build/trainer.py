@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
 from rlsrl.parameters.resumption import ROLLBACK, Rollback, nothing_to_resume, rollback_of
+from rlsrl.parameters.terminal import withdrawn_failure
 from rlsrl.policies.export import check_export
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError, RunDamaged
@@ -41,7 +42,7 @@ from rlsrl.workers.checkpoints import UNSTORED, UNSTORED_REASON, CheckpointWrite
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
-from rlsrl.workers.progress import Progress, StopConditions
+from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
 from rlsrl.workers.training import (
     Cadence,
     Experience,
@@ -68,6 +69,8 @@ class TrainerParts:
     ledger: TrainerLedger
     training: TrainingThread
     checkpoints: CheckpointWriter
+    withdrawn_failure: str | None
+    """Why the run had failed with the version from which it resumes, if it is tried again."""
     resources: ExitStack
     """Closes the publisher, the consumer and the ledger's page."""
 
@@ -105,16 +108,16 @@ def build_trainer(
         learner.load_state_dict(state.arrays, state.values["learner"])
     metadata = _exported_actor(policy, learner.parameters(initial.version))
     layout = batch_layout(config, env_spec)
-    ledgers = state.values["ledgers"] if state is not None else []
+    withdrawn = None if state is None else withdrawn_failure(db, config.policy_name, state.version)
     with ExitStack() as resources:
-        ledger = _resumed_ledger(context, ledgers[gang.rank] if gang.rank < len(ledgers) else None, resources)
+        ledger = _resumed_ledger(context, state, gang.rank, resources)
         consumer = _open_consumer(config, context, layout, ledger, resources)
         buffer = FifoBuffer(layout=layout, batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
         checkpoints = _checkpoint_writer(config, context, db, wait_for_exit)
         training = TrainingThread(
             learning=_learning(config, context, env_spec, learner, device),
             experience=_experience(config, state, consumer, buffer, ledger),
-            start=_starting_point(config, context, state, absent_ledgers=ledgers[gang.size :]),
+            start=starting_point(config, context, state, num_ranks=gang.size, is_retry=withdrawn is not None),
             outputs=_outputs(config, context, metadata, resources, gang, checkpoints, on_training_end),
             context=context,
             gang=gang,
@@ -130,6 +133,7 @@ def build_trainer(
             ledger=ledger,
             training=training,
             checkpoints=checkpoints,
+            withdrawn_failure=withdrawn,
             resources=resources.pop_all(),
         )
 
@@ -142,11 +146,14 @@ def _exported_actor(policy: TorchPolicy, parameters: Parameters) -> dict[str, An
     return {EXPORTED_ACTOR_KEY: None if exported is None else exported.to_json()}
 
 
-def _resumed_ledger(context: WorkerContext, saved: Mapping[str, Any] | None, resources: ExitStack) -> TrainerLedger:
+def _resumed_ledger(
+    context: WorkerContext, state: TrainerState | None, rank: int, resources: ExitStack
+) -> TrainerLedger:
+    ledgers = [] if state is None else state.values["ledgers"]
     page = context.open_ledger_page()
     resources.callback(page.close)
     ledger = TrainerLedger(page)
-    ledger.resume(saved, incarnation=context.incarnation)
+    ledger.resume(ledgers[rank] if rank < len(ledgers) else None, incarnation=context.incarnation)
     return ledger
 
 
@@ -352,15 +359,19 @@ def _experience(
     )
 
 
-def _starting_point(
-    config: TrainerConfig,
-    context: WorkerContext,
-    state: TrainerState | None,
-    *,
-    absent_ledgers: Sequence[Mapping[str, Any]],
+def starting_point(
+    config: TrainerConfig, context: WorkerContext, state: TrainerState | None, *, num_ranks: int, is_retry: bool
 ) -> StartingPoint:
+    """Return where this attempt starts. ``is_retry``: the run had failed with ``state``, and is judged anew."""
     progress = Progress(episodes=config.stop.episodes)
-    if state is not None:
-        progress.load_state_dict(state.values["progress"])
-    version = Version(context.attempt, state.version.step if state is not None else 0)
-    return StartingPoint(version=version, progress=progress, absent_ledgers=absent_ledgers)
+    if state is None:
+        return StartingPoint(version=Version(context.attempt, 0), progress=progress)
+    progress.load_state_dict(state.values["progress"])
+    # A state of an older version of rlsrl lacks the minibatches.
+    taken = [] if is_retry else state.values.get("minibatches_taken", [])
+    return StartingPoint(
+        version=Version(context.attempt, state.version.step),
+        progress=progress,
+        skip_window=SkipWindow(taken),
+        absent_ledgers=state.values["ledgers"][num_ranks:],
+    )
