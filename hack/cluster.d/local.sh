@@ -128,8 +128,8 @@ up() {
   until_true 60 'the controllers run' kubectl -n default get serviceaccount default
   volumes | kubectl apply -f - >/dev/null
   (($1 > 0)) || return 0
-  kubectl apply -f "$PARTS/coredns.yaml" >/dev/null
   until_true 120 "$1 nodes are Ready" nodes_ready "$1"
+  kubectl apply -f "$PARTS/coredns.yaml" >/dev/null # now: with one node Ready, both pods would be there
   until_true 120 'CoreDNS is ready' kubectl -n kube-system rollout status deployment/coredns --timeout=10s
 }
 

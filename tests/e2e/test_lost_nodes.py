@@ -1,4 +1,4 @@
-"""Power loss and network cut of the second node, with each of the roles on it in turn, and with the operator.
+"""Power loss and network cut of the second node, with each of the roles on it in turn, and with the operator; a drain.
 
 The node returns at the end. By then other pods have replaced its pods: their further work counts nowhere.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.faults import Faults, all_ready, begin, goes_on, reach_the_goal, role_of, wanted
+from rlsrl.testing.faults import ROLES, Faults, all_ready, begin, goes_on, reach_the_goal, role_of, wanted
 from rlsrl.testing.kubectl import COMMAND_SECONDS, ClusterExperiment, Namespace, run
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until
@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(2400)]
 CLUSTER = Path(__file__).parents[2] / "hack" / "cluster"
 LOST_SECONDS = 400.0
 """Deadline until a lost node's pods are replaced."""
+DRAINED_SECONDS = 75.0
+"""Deadline until a drained node's pods are replaced. It took this long while DNS ran on the drained node alone."""
 LOSSES = {"power loss": ("node-kill", "node-up"), "network cut": ("node-cut", "node-heal")}
 VERSIONS = """
 import json, pathlib
@@ -51,6 +53,16 @@ def node_is_ready(name: str) -> bool:
 def nothing_new_on(node: str) -> Iterator[None]:
     run("kubectl", "cordon", node)
     try:
+        yield
+    finally:
+        run("kubectl", "uncordon", node)
+
+
+@contextmanager
+def drained(node: str) -> Iterator[None]:
+    """Evict all pods of a node, those of DNS, too. New ones run on other nodes."""
+    try:
+        run("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s")
         yield
     finally:
         run("kubectl", "uncordon", node)
@@ -127,6 +139,23 @@ def test_the_operator_restarts_on_another_node(
     until(lambda: len(system.list("pods")) == 1, "one operator is left")
     reach_the_goal(experiment)
     assert experiment.status["attempt"] == 1
+
+
+def test_a_drained_run_is_ready_on_another_node_within_a_minute(
+    where: Namespace, second: SecondNode, recovered: Recovered
+) -> None:
+    """The drained node is the first one, which had all of the cluster's DNS once."""
+    with nothing_new_on(second.name):
+        experiment = begin(where)
+    began = time.monotonic()
+    with drained(second.near):
+        until(
+            lambda: second.roles(experiment) == {*ROLES} and all_ready(experiment),
+            "all over again on the other node",
+            timeout=DRAINED_SECONDS - (time.monotonic() - began),
+        )
+        recovered("drain: the node of everybody", time.monotonic() - began)
+    reach_the_goal(experiment)
 
 
 def test_a_cut_off_run_that_returns_writes_nothing_more(

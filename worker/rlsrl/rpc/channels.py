@@ -23,6 +23,9 @@ AUTHORIZATION = "authorization"
 END_SECONDS = 5.0
 """How long a cancelled call may take to end. It only has to return from gRPC's core."""
 
+RESOLVE_SECONDS = 4.0
+"""How long one attempt to resolve a host name may take: two queries, 2 s apart."""
+
 _FINAL_CODES = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED})
 """Status codes that another attempt cannot change."""
 
@@ -105,6 +108,9 @@ def _options(tls: Tls | None) -> ChannelOptions:
         # Despite its name, this is the deadline of ONE attempt to connect. The default of 20 s waits too long for a
         # frozen peer; a value as short as the back-off never succeeds on an overloaded machine.
         ("grpc.min_reconnect_backoff_ms", 2000),
+        # By default gRPC repeats a DNS query for 13 s, from the same port. If connection tracking leads that port to a
+        # DNS pod that is gone, as after a drain, all repetitions are lost. A new attempt has a new port.
+        ("grpc.dns_ares_query_timeout", round(1000 * RESOLVE_SECONDS)),
         # Channels of one process must not share a connection: closing one channel would not close the connection.
         ("grpc.use_local_subchannel_pool", 1),
         # Callers retry. gRPC's own retries were seen to leave a call without a connection forever, in one of a thousand
