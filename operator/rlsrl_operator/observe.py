@@ -28,6 +28,7 @@ from rlsrl_operator.manifests import (
     ExperimentContext,
     Manifest,
     Revision,
+    accepts_edit,
     derive_revision,
     is_anothers,
     read_revision,
@@ -54,6 +55,8 @@ class RevisionProblem(Enum):
     """An operator with another key wrote it, or the revision before it."""
     UNREADABLE = "unreadable"
     """The object is the experiment's, but not as the operator wrote it."""
+    OUTDATED = "outdated"
+    """It leaves out an edit that the administrator did not allow then, and allows now."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,12 +196,21 @@ class Observer:
                 memory.revision = read_revision(context, child.found, self._key)
             if memory.revision is None:
                 return replace(observed, revision_problem=_problem(context, child.found))
+            if await self._is_outdated(memory.revision, context, memory):
+                memory.children = InformerCache(self._cluster)  # so that the next pass lists the other objects, too
+                return replace(observed, revision_problem=RevisionProblem.OUTDATED)
             return replace(observed, revision=memory.revision)
         before = await self._earlier_revision(context, memory)
         if isinstance(before, RevisionProblem):
             return replace(observed, revision_problem=before)
         memory.revision = derive_revision(before, context)
         return replace(observed, revision=memory.revision)
+
+    async def _is_outdated(self, revision: Revision, context: ExperimentContext, memory: ExperimentMemory) -> bool:
+        """Return whether the revision leaves out an edit that is accepted now, and can be derived anew."""
+        if revision.experiment.spec == context.experiment.spec or not accepts_edit(revision, context):
+            return False
+        return isinstance(await self._earlier_revision(context, memory), Revision)
 
     async def _earlier_revision(
         self, context: ExperimentContext, memory: ExperimentMemory

@@ -108,6 +108,11 @@ class _Run:
         )
 
     @property
+    def is_edit_refused(self) -> bool:
+        """Whether the revision leaves out an edit of the spec."""
+        return self.revision.experiment.spec != self.written.experiment.spec
+
+    @property
     def is_vacant(self) -> bool:
         """Whether no pod is left, and none will be created: not even the coordinator's."""
         if (coordinator := self.observed.children.get(("StatefulSet", self.running.name_of(COORDINATOR)))) is None:
@@ -150,7 +155,7 @@ def _without_revision(observed: Observed, context: ExperimentContext, problem: R
     if problem is RevisionProblem.NOT_OWNED:
         return _name_conflict(observed, _revision_key(context), now)
     found = observed.children[_revision_key(context)].found
-    assert found is not None, "only what was read is unreadable"
+    assert found is not None, "only what was read is unreadable or outdated"
     return Plan(deletions=(found,), requeue_after=RETRY_SECONDS)
 
 
@@ -177,7 +182,6 @@ def _acts(decided: Plan) -> bool:
 def _accepted(run: _Run) -> Plan:
     """Return the plan without its writes, for an experiment none of whose objects blocks the others."""
     observed, now = run.observed, run.now
-    is_edit_refused = run.revision.experiment != run.written.experiment
     status = statuses.summarize(
         run.judged,
         run.running,
@@ -185,7 +189,7 @@ def _accepted(run: _Run) -> Plan:
         now,
         failed_create=observed.queue_refusal or observed.failed_create,
         refused_edits=refused(run.revision.experiment, run.written.experiment),
-        disallowed=disallowed(run.written.experiment, run.written.settings) if is_edit_refused else (),
+        disallowed=disallowed(run.written.experiment, run.written.settings) if run.is_edit_refused else (),
     )
     if (claim := volume_claim(run.running)) is not None and (child := observed.children.get(key_of(claim))) is not None:
         name = claim["metadata"]["name"]
@@ -331,12 +335,16 @@ def _settings_annotations(run: _Run) -> Iterator[PodAnnotation]:
 
 
 def _obsolete(run: _Run) -> Iterator[Manifest]:
-    """Yield the objects that earlier generations needed and this one does not."""
+    """Yield the objects that earlier generations needed and this one does not. While an edit is refused, the earlier
+    revisions stay: if the administrator allows the edit later, the revision is derived from them anew.
+    """
     context = run.running
     if context.generation == 1 and context.first_attempt == 1:
         return
     needed = {_revision_key(context), *map(key_of, run.revision.manifests)}
     for key, found in run.observed.labelled.items():
+        if run.is_edit_refused and context.revision_order(key[1]) is not None:
+            continue
         owners = {owner["uid"] for owner in found["metadata"].get("ownerReferences", ())}
         if key[0] in _PRUNED and key not in needed and context.uid in owners:
             yield found

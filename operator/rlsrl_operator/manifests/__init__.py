@@ -6,6 +6,7 @@ from rlsrl_operator.manifests.config import token_secret
 from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.revision import (
     Revision,
+    accepts_edit,
     derive_revision,
     first_revision,
     is_anothers,
@@ -21,6 +22,7 @@ __all__ = [
     "ExperimentContext",
     "Manifest",
     "Revision",
+    "accepts_edit",
     "derive_revision",
     "first_revision",
     "is_anothers",

@@ -77,10 +77,9 @@ def derive_revision(before: Revision | None, context: ExperimentContext) -> Revi
 
     An edit that is not allowed leaves the experiment as it was. None: there is no revision before it either.
     """
-    is_allowed = not disallowed(context.experiment, context.settings)
     if before is None:
-        return first_revision(context) if is_allowed else None
-    is_accepted = is_allowed and not refused(before.experiment, context.experiment)
+        return None if disallowed(context.experiment, context.settings) else first_revision(context)
+    is_accepted = accepts_edit(before, context)
     if before.first_attempt != context.first_attempt:
         # The failed experiment is tried again, and no pods run that would have to keep their manifests.
         return first_revision(context if is_accepted else replace(context, experiment=before.experiment))
@@ -88,6 +87,11 @@ def derive_revision(before: Revision | None, context: ExperimentContext) -> Revi
         return before
     # No pods of a suspended experiment run, either.
     return first_revision(context) if before.experiment.spec.suspend else next_revision(before, context)
+
+
+def accepts_edit(before: Revision, context: ExperimentContext) -> bool:
+    """Return whether the experiment may be edited as the context's is, and the administrator allows the result."""
+    return not disallowed(context.experiment, context.settings) and not refused(before.experiment, context.experiment)
 
 
 def revision_object(context: ExperimentContext, revision: Revision, key: bytes) -> Manifest:

@@ -26,6 +26,7 @@ from rlsrl_operator.keyed_queue import PAUSE_SECONDS
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.kueue import QUEUE_LABEL
 from rlsrl_operator.reconcile import ExperimentKey, Reconciler
+from rlsrl_operator.settings import OperatorSettings
 from rlsrl_operator.status import condition, read, stamp
 from rlsrl_operator.testing import SETTINGS, ended
 
@@ -220,9 +221,9 @@ class World:
         """When the next pass is due."""
         self.reconciler = self.new_reconciler()
 
-    def new_reconciler(self) -> Reconciler:
+    def new_reconciler(self, settings: OperatorSettings = SETTINGS) -> Reconciler:
         """An operator that has just started."""
-        return Reconciler(self.cluster, SETTINGS, self.coordinator, key=b"key", now=lambda: self.now)
+        return Reconciler(self.cluster, settings, self.coordinator, key=b"key", now=lambda: self.now)
 
     @property
     def document(self) -> Manifest:

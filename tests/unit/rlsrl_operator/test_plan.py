@@ -379,9 +379,10 @@ def test_a_queue_that_refuses_for_long_blocks(seconds: float, is_blocked: bool) 
     assert decided.requeue_after == (TROUBLE_SECONDS if is_blocked else QUEUE_SECONDS)
 
 
-def test_an_unreadable_revision_is_deleted_and_made_again_by_the_next_pass() -> None:
+@pytest.mark.parametrize("problem", [RevisionProblem.UNREADABLE, RevisionProblem.OUTDATED])
+def test_a_revision_that_cannot_stay_is_deleted_and_made_again_by_the_next_pass(problem: RevisionProblem) -> None:
     found = STEADY.children[REVISION].found
-    about = replace(STEADY, revision=None, revision_problem=RevisionProblem.UNREADABLE)
+    about = replace(STEADY, revision=None, revision_problem=problem)
     assert found is not None
     assert plan(about, key=KEY, now=NOW) == Plan(deletions=(found,), requeue_after=RETRY_SECONDS)
 
@@ -483,6 +484,10 @@ def test_obsolete_objects_are_deleted_once_the_pods_are_of_this_generation() -> 
     assert gone == {REVISION, ("ConfigMap", "a-actor-earlier")}
     earlier = pod("actor", template="of the earlier generation", ready=False)
     assert plan(replace(about, pods=[*about.pods, earlier]), key=KEY, now=NOW).deletions == ()
+    refused_edit = replace(about, revision=first_revision(CONTEXT), pods=pods_of(CONTEXT))
+    gone = {key_of(each) for each in plan(refused_edit, key=KEY, now=NOW).deletions}
+    assert REVISION not in gone, "the administrator may allow the edit later"
+    assert ("ConfigMap", "a-actor-earlier") in gone
 
 
 def test_new_live_settings_are_announced_to_the_coordinators_node() -> None:

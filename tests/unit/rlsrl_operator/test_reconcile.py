@@ -20,7 +20,7 @@ from rlsrl_operator.informer_cache import REFUSED_SECONDS, RELIST_SECONDS
 from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION
 from rlsrl_operator.reconcile import STEADY_SECONDS, Reconciler
-from rlsrl_operator.settings import Images, SecretName
+from rlsrl_operator.settings import Images, OperatorSettings, SecretName
 from rlsrl_operator.status import FIRST_NUMBERS_SECONDS, read
 from rlsrl_operator.testing import SETTINGS
 
@@ -462,6 +462,52 @@ def test_a_refused_edit_is_reported_and_changes_nothing(world: World) -> None:
     assert world.condition(ACCEPTED) == ("False", "EditRefused")
     assert world.contents(*POD_KINDS, "Service") == before
     assert uids(world.server.of_kind("Pod")) == pods
+
+
+PRIVILEGED = {"environments": 8, "podTemplate": {"spec": {"hostNetwork": True}}}
+"""Actors with a pod template that only ``podTemplates: any`` allows."""
+ANY_TEMPLATE = SETTINGS.model_copy(update={"pod_templates": "any"})
+
+
+def host_networks(world: World) -> set[bool]:
+    return {each["spec"]["template"]["spec"].get("hostNetwork", False) for each in world.server.of_kind("Deployment")}
+
+
+def test_a_new_experiment_begins_once_the_administrator_allows_its_pod_template() -> None:
+    world = World(actors=PRIVILEGED)
+    world.settle()
+    assert (world.condition(ACCEPTED), world.server.of_kind("Deployment")) == (("False", "InvalidSpec"), [])
+    world.reconciler = world.new_reconciler(ANY_TEMPLATE)
+    world.settle()
+    assert (world.condition(ACCEPTED), world.condition(READY)) == (("True", "Accepted"), ("True", "Ready"))
+    assert True in host_networks(world)
+
+
+def test_a_refused_edit_is_made_once_the_administrator_allows_its_pod_template(world: World) -> None:
+    trainers = uids(world.pods())
+    world.edit(actors=PRIVILEGED)
+    world.settle()
+    assert world.condition(ACCEPTED) == ("False", "InvalidSpec")
+    assert host_networks(world) == {False}
+    world.reconciler = world.new_reconciler()
+    world.settle()
+    assert world.condition(ACCEPTED) == ("False", "InvalidSpec"), "another operator with the same rules agrees"
+    world.reconciler, before = world.new_reconciler(ANY_TEMPLATE), len(world.server.writes)
+    world.settle()
+    assert world.condition(ACCEPTED) == ("True", "Accepted")
+    assert True in host_networks(world)
+    assert uids(world.pods()) == trainers, "the edit is of actors alone"
+    assert "create Secret a-token-uid-1" not in world.server.writes[before:]
+
+
+@pytest.mark.parametrize("allowed", [SETTINGS, ANY_TEMPLATE])
+def test_a_refused_edit_beside_a_pod_template_stays_refused(world: World, allowed: OperatorSettings) -> None:
+    world.edit(actors=PRIVILEGED, environment={"id": "Acrobot-v1"})
+    world.settle()
+    world.reconciler = world.new_reconciler(allowed)
+    world.settle()
+    assert world.condition(ACCEPTED) == ("False", "InvalidSpec" if allowed is SETTINGS else "EditRefused")
+    assert host_networks(world) == {False}
 
 
 @pytest.mark.parametrize(
