@@ -1,4 +1,4 @@
-"""Fetch a coordinator's status page. No answer is no error: the experiment's status keeps its last numbers.
+"""Fetch a coordinator's status document. No answer is no error: the experiment's status keeps its last numbers.
 
 A coordinator's pod may run a user's code, so its answer is not trusted: one that is too long, compressed or a redirect
 counts as no answer.
@@ -16,18 +16,18 @@ from rlsrl.api.placement import HTTP_PORT
 
 ANSWER_SECONDS = 3.0
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
-"""More than the status page of 4096 actors has."""
+"""More than the status document of 4096 actors has."""
 
 
 class CoordinatorStatus(Protocol):
-    """A source of coordinators' status pages."""
+    """A source of coordinators' status documents."""
 
     async def fetch(self, host: str, token: str) -> dict[str, Any] | None:
         """Return the coordinator's ``/status``, or None without a valid answer within ``ANSWER_SECONDS``."""
 
 
 class HttpCoordinatorStatus(CoordinatorStatus):
-    """Fetches status pages over HTTP."""
+    """Fetches status documents over HTTP."""
 
     def __init__(
         self, session: aiohttp.ClientSession, *, port: int = HTTP_PORT, answer_seconds: float = ANSWER_SECONDS
@@ -53,7 +53,7 @@ class HttpCoordinatorStatus(CoordinatorStatus):
                     body += chunk
                     if len(body) > MAX_ANSWER_BYTES:
                         return None
-            page = json.loads(body)
+            document = json.loads(body)
         except (TimeoutError, aiohttp.ClientError, ValueError, RecursionError):
             return None
-        return page if isinstance(page, dict) else None
+        return document if isinstance(document, dict) else None

@@ -115,8 +115,8 @@ class ExperimentMemory:
     """What blocked the last pass."""
     queue_refused_since: datetime | None = None
     """When Kueue refused the trainers first; None if it did not refuse them in the last pass."""
-    page_read_at: datetime | None = None
-    page_returned_at: datetime | None = None
+    status_read_at: datetime | None = None
+    status_returned_at: datetime | None = None
 
 
 class Observer:
@@ -272,29 +272,29 @@ class Observer:
                 return f"{kind} {name}: {reason}"
         return None
 
-    async def coordinator_page(
+    async def status_document(
         self, context: ExperimentContext, memory: ExperimentMemory, status: ExperimentStatus, now: datetime
     ) -> Mapping[str, Any] | None:
         """Return the coordinator's ``/status``, or None if the last one is not ``status_seconds`` old.
 
-        The first page with numbers comes sooner. Pages without them are not returned more often than others.
+        The first document with numbers comes sooner. Documents without them are not returned more often than others.
         """
         seconds = self._settings.status_seconds
         awaits = statuses.awaits_numbers(status, now)
-        if not _is_due(memory.page_read_at, min(seconds, statuses.FIRST_NUMBERS_SECONDS) if awaits else seconds, now):
+        if not _is_due(memory.status_read_at, min(seconds, statuses.FIRST_NUMBERS_SECONDS) if awaits else seconds, now):
             return None
-        memory.page_read_at = now
+        memory.status_read_at = now
         host = f"{context.name_of(COORDINATOR)}.{context.namespace}.svc"
-        page = await self._coordinator_status.fetch(host, memory.token)
-        if page is None:
+        reported = await self._coordinator_status.fetch(host, memory.token)
+        if reported is None:
             return None
         is_first = awaits and not statuses.awaits_numbers(
-            statuses.with_numbers(status, page, generation=context.generation, now=now), now
+            statuses.with_numbers(status, reported, generation=context.generation, now=now), now
         )
-        if not is_first and not _is_due(memory.page_returned_at, seconds, now):
+        if not is_first and not _is_due(memory.status_returned_at, seconds, now):
             return None
-        memory.page_returned_at = now
-        return page
+        memory.status_returned_at = now
+        return reported
 
 
 def _is_due(last: datetime | None, seconds: float, now: datetime) -> bool:

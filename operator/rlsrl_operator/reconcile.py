@@ -186,10 +186,10 @@ class Reconciler:
         does not answer delays none.
         """
         if training is not None:
-            page = await self._observer.coordinator_page(training, entry.memory, status, now)
-            if page is not None:
+            reported = await self._observer.status_document(training, entry.memory, status, now)
+            if reported is not None:
                 generation = done.document["metadata"]["generation"]
-                status = statuses.with_numbers(status, page, generation=generation, now=now)
+                status = statuses.with_numbers(status, reported, generation=generation, now=now)
         await self._executor.write_status(status, done, now)
         entry.own_versions = tuple(done.versions) or entry.own_versions
         self._on_status(key, status)

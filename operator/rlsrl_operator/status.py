@@ -118,22 +118,22 @@ def failures(status: ExperimentStatus, *, decay_seconds: float, now: datetime) -
 
 
 def with_numbers(
-    status: ExperimentStatus, page: Mapping[str, Any], *, generation: int, now: datetime
+    status: ExperimentStatus, reported: Mapping[str, Any], *, generation: int, now: datetime
 ) -> ExperimentStatus:
     """Return the status with the run's numbers from the coordinator's ``/status``, and with the conditions that follow
-    from the page: Progressing and Durable if it says whether steps are taken and versions are stored, RolledBack if
+    from it: Progressing and Durable if it says whether steps are taken and versions are stored, RolledBack if
     training resumed from an older version than the newest, EnvironmentErrors if environments raised.
 
     While the experiment starts, its numbers stay, and only a hanging environment is reported.
     """
     if status.phase == "Starting":
-        return _with_hanging_start(status, page, generation=generation, now=now)
-    totals = page.get("totals")
+        return _with_hanging_start(status, reported, generation=generation, now=now)
+    totals = reported.get("totals")
     totals = totals if isinstance(totals, dict) else {}
     status = status.model_copy(update={"training": training(totals, now)})
-    if "stall" in page:
-        status = with_condition(status, PROGRESSING, *_progress(page), generation=generation, now=now)
-    if (message := _environment_errors(page)) is not None:
+    if "stall" in reported:
+        status = with_condition(status, PROGRESSING, *_progress(reported), generation=generation, now=now)
+    if (message := _environment_errors(reported)) is not None:
         status = with_condition(
             status, ENVIRONMENT_ERRORS, "True", "MadeAgain", message, generation=generation, now=now
         )
@@ -152,24 +152,24 @@ def with_numbers(
     return with_condition(status, DURABLE, "False", "NotStored", message, generation=generation, now=now)
 
 
-def _progress(page: Mapping[str, Any]) -> tuple[Literal["True", "False"], ProgressReason, str]:
+def _progress(reported: Mapping[str, Any]) -> tuple[Literal["True", "False"], ProgressReason, str]:
     """Return the status, the reason and the message of the condition Progressing."""
-    if page.get("phase") == "paused":
+    if reported.get("phase") == "paused":
         return "False", "Paused", "the trainers are paused"
-    stall = page["stall"]
+    stall = reported["stall"]
     if isinstance(stall, dict) and (seconds := _number(stall, "seconds")) is not None:
         reasons = stall.get("reasons")
         texts = [each for each in reasons if isinstance(each, str)] if isinstance(reasons, list) else []
         message = f"no environment step and no training step for {seconds:.0f} s"
         return "False", "Stalled", f"{message}: {'; '.join(texts)}" if texts else message
-    if (text := _long_call(page)) is not None:
+    if (text := _long_call(reported)) is not None:
         return "True", "LongCall", f"training goes on; {text}"
     return "True", "Progressing", "steps are taken"
 
 
-def _long_call(page: Mapping[str, Any]) -> str | None:
+def _long_call(reported: Mapping[str, Any]) -> str | None:
     """Return a text about the call of an environment that has lasted longest, if it is long; else None."""
-    calls = page.get("environment_calls")
+    calls = reported.get("environment_calls")
     for call in calls if isinstance(calls, list) else ():
         if isinstance(call, dict) and (_number(call, "seconds") or 0.0) > _LONG_CALL_SECONDS:
             return str(call.get("text"))
@@ -177,23 +177,23 @@ def _long_call(page: Mapping[str, Any]) -> str | None:
 
 
 def _with_hanging_start(
-    status: ExperimentStatus, page: Mapping[str, Any], *, generation: int, now: datetime
+    status: ExperimentStatus, reported: Mapping[str, Any], *, generation: int, now: datetime
 ) -> ExperimentStatus:
     """Return the status of a starting experiment, with the condition Progressing if an environment holds it up.
 
     Trainers are not ready before they have made an environment, so its making may hang without a running phase.
     """
-    if isinstance(page.get("stall"), dict) and _long_call(page) is not None:
-        return with_condition(status, PROGRESSING, *_progress(page), generation=generation, now=now)
+    if isinstance(reported.get("stall"), dict) and _long_call(reported) is not None:
+        return with_condition(status, PROGRESSING, *_progress(reported), generation=generation, now=now)
     before = condition(status, PROGRESSING)
     if before is None or before.reason != "Stalled":
         return status
     return with_condition(status, PROGRESSING, "False", *_REST["Starting"], generation=generation, now=now)
 
 
-def _environment_errors(page: Mapping[str, Any]) -> str | None:
+def _environment_errors(reported: Mapping[str, Any]) -> str | None:
     """Return the message of the condition EnvironmentErrors, or None without errors."""
-    errors = page.get("environment_errors")
+    errors = reported.get("environment_errors")
     if not isinstance(errors, dict) or not (number := _number(errors, "number") or 0.0):
         return None
     last = errors.get("last")

@@ -19,7 +19,7 @@ from rlsrl.cli.run_status import run_status
 from rlsrl.local.run_folder import RunFolder
 from rlsrl.testing.waiting import DEADLINE_SECONDS
 
-PAGE: dict[str, Any] = {
+DOCUMENT: dict[str, Any] = {
     "experiment": "cartpole",
     "phase": "training",
     "totals": {"env_steps": 62971.0, "version": "1.62"},
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def put(folder: Path, *, age: float = 0.0) -> None:
     path = folder / "status.json"
-    path.write_text(json.dumps(PAGE))
+    path.write_text(json.dumps(DOCUMENT))
     os.utime(path, (time.time() - age,) * 2)
 
 

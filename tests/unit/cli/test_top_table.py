@@ -16,7 +16,7 @@ def worker(index: int, host: str, shares: dict[str, float], rate: float, **more:
     return {**known, "activity": shares, "stats": stats, **more}
 
 
-PAGE: dict[str, Any] = {
+DOCUMENT: dict[str, Any] = {
     "experiment": "cartpole",
     "phase": "training",
     "totals": {
@@ -36,11 +36,11 @@ PAGE: dict[str, Any] = {
         "trainer": [worker(0, "d-w", {"working": 1.0}, 5000.0)],
     },
 }
-PAGE["roles"]["trainer"][0]["stats"]["minibatches_skipped"] = 1234.0
+DOCUMENT["roles"]["trainer"][0]["stats"]["minibatches_skipped"] = 1234.0
 
 
 def test_the_table_shows_roles_and_workers_with_their_waits() -> None:
-    assert top_table(PAGE).splitlines() == [
+    assert top_table(DOCUMENT).splitlines() == [
         "cartpole: training, env steps 62,971, train steps 62, env steps/s 5,381, return 243.0, lag 1, version 1.62",
         "",
         "ROLE     INDEX  HOST  STATE      BUSY  VERSION  PER SECOND         SKIPPED  WAITS FOR     WORK",
@@ -55,22 +55,22 @@ def test_the_table_shows_roles_and_workers_with_their_waits() -> None:
 
 
 def test_versions_that_are_not_stored_are_shown() -> None:
-    totals = {**PAGE["totals"], "unstored_versions": 2.0}
-    first, *_ = top_table({**PAGE, "totals": totals}).splitlines()
+    totals = {**DOCUMENT["totals"], "unstored_versions": 2.0}
+    first, *_ = top_table({**DOCUMENT, "totals": totals}).splitlines()
     assert first.endswith("version 1.62, NOT STORED: the newest 2 versions (logs: checkpoint_failed)")
-    first, *_ = top_table({**PAGE, "totals": totals | {"unstored_reason": "1.62: disk full"}}).splitlines()
+    first, *_ = top_table({**DOCUMENT, "totals": totals | {"unstored_reason": "1.62: disk full"}}).splitlines()
     assert first.endswith("version 1.62, NOT STORED: the newest 2 versions (1.62: disk full)")
 
 
 def test_environments_that_raise_are_shown() -> None:
     text = "actor-0: environment rank 3 raised ValueError: stuck (error 2 of this environment)"
-    page = {**PAGE, "environment_errors": {"number": 3.0, "last": text}}
-    assert top_table(page).splitlines()[1] == f"ENVIRONMENT ERRORS: 3, the last of {text} (logs: environment_fault)"
+    document = {**DOCUMENT, "environment_errors": {"number": 3.0, "last": text}}
+    assert top_table(document).splitlines()[1] == f"ENVIRONMENT ERRORS: 3, the last of {text} (logs: environment_fault)"
 
 
 def test_the_environment_that_hangs_longest_is_named() -> None:
     def second_line(*calls: Any) -> str:
-        return top_table({**PAGE, "environment_calls": list(calls)}).splitlines()[1]
+        return top_table({**DOCUMENT, "environment_calls": list(calls)}).splitlines()[1]
 
     text = "environment rank 3 has been in step for 42 s (actor-0)"
     assert second_line({"text": text}) == text
@@ -87,13 +87,13 @@ def test_the_environment_that_hangs_longest_is_named() -> None:
     ],
 )
 def test_a_run_that_stands_still_says_why(reasons: Any, text: str) -> None:
-    page = {**PAGE, "stall": {"seconds": 61.2, "reasons": reasons}, "environment_calls": [{"text": "a call"}]}
-    assert top_table(page).splitlines()[1] == f"NO STEP for 61 s: {text}"
+    document = {**DOCUMENT, "stall": {"seconds": 61.2, "reasons": reasons}, "environment_calls": [{"text": "a call"}]}
+    assert top_table(document).splitlines()[1] == f"NO STEP for 61 s: {text}"
 
 
 def test_workers_without_a_lease_are_shown_as_gone() -> None:
     gone = [{"role": "actor", "index": 2, "pid": 7, "age_seconds": 34.2}, {"role": "policy", "index": 1}, 3]
-    lines = top_table({**PAGE, "gone": gone}).splitlines()
+    lines = top_table({**DOCUMENT, "gone": gone}).splitlines()
     assert [line.split()[:4] for line in lines[3:7]] == [
         ["actor", "2", "running,", "1"],
         ["0", "a-x", "running", "90%"],
@@ -104,17 +104,17 @@ def test_workers_without_a_lease_are_shown_as_gone() -> None:
 
 
 def test_large_roles_are_counted_unless_all_is_asked_for() -> None:
-    page = {**PAGE, "roles": {"actor": [worker(index, f"pod-{index}", {}, 1.0) for index in range(20)]}}
-    told = top_table(page)
+    document = {**DOCUMENT, "roles": {"actor": [worker(index, f"pod-{index}", {}, 1.0) for index in range(20)]}}
+    told = top_table(document)
     assert "pod-6" in told
     assert "pod-7" not in told
     assert "and 13 more" in told
     assert "20 running" in told
-    assert "pod-19" in top_table(page, whole=True)
+    assert "pod-19" in top_table(document, whole=True)
 
 
 @pytest.mark.parametrize(
-    "page",
+    "document",
     [
         {},
         {"roles": None, "totals": []},
@@ -122,9 +122,9 @@ def test_large_roles_are_counted_unless_all_is_asked_for() -> None:
         {"roles": {"actor": 3, "trainer": [None, {"index": None, "stats": 4, "activity": {"working": "x"}}]}},
     ],
 )
-def test_an_unexpected_page_is_shown_as_far_as_possible(page: dict[str, Any]) -> None:
-    assert "ROLE" in top_table(page)
-    assert "\x1b" not in top_table(page)
+def test_an_unexpected_document_is_shown_as_far_as_possible(document: dict[str, Any]) -> None:
+    assert "ROLE" in top_table(document)
+    assert "\x1b" not in top_table(document)
 
 
 def test_shares_are_means_over_reporting_workers() -> None:

@@ -88,8 +88,8 @@ def test_a_line_shows_an_alarm_at_once() -> None:
 
 def test_an_environment_that_hangs_is_an_alarm() -> None:
     call = {"text": "environment rank 3 has been in step for 6 s (actor-0)"}
-    pages, times = iter([[], [call], [call], []]), itertools.count()
-    viewer = Viewer(EXPERIMENT, lambda: ({"environment_calls": next(pages)}, 0.0), clock=lambda: float(next(times)))
+    documents, times = iter([[], [call], [call], []]), itertools.count()
+    viewer = Viewer(EXPERIMENT, lambda: ({"environment_calls": next(documents)}, 0.0), clock=lambda: float(next(times)))
     output = io.StringIO()
     display = LineDisplay(viewer, output)
     for _ in range(4):

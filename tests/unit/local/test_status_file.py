@@ -29,12 +29,12 @@ def test_the_last_written_page_is_read_with_its_age(tmp_path: Path) -> None:
 
 def test_a_reader_never_sees_a_partial_page(tmp_path: Path) -> None:
     path, done = tmp_path / "status.json", threading.Event()
-    file, page = StatusFile(path), {"roles": {"actor": [{"index": index} for index in range(2000)]}}
-    file.write(page)
+    file, document = StatusFile(path), {"roles": {"actor": [{"index": index} for index in range(2000)]}}
+    file.write(document)
 
     def write() -> None:
         while not done.is_set():
-            file.write(page)
+            file.write(document)
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -42,7 +42,7 @@ def test_a_reader_never_sees_a_partial_page(tmp_path: Path) -> None:
         for _ in range(200):
             found = read_status(path)
             assert found is not None
-            assert found[0] == page
+            assert found[0] == document
     finally:
         done.set()
         writer.join()
@@ -58,5 +58,5 @@ def test_a_missing_folder_loses_only_the_copy(tmp_path: Path) -> None:
 def test_an_invalid_page_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "status.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"status page|Expecting"):
+    with pytest.raises(ValueError, match=r"status document|Expecting"):
         read_status(path)

@@ -1,4 +1,4 @@
-"""Fetching a coordinator's status page over real HTTP: an invalid answer is None, and never an error."""
+"""Fetching a coordinator's status document over real HTTP: an invalid answer is None, and never an error."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from rlsrl_operator.coordinator_status import MAX_ANSWER_BYTES, HttpCoordinatorStatus
 
 DEADLINE_SECONDS = 20
-PAGE = b'{"totals": {"env_steps": 7}}'
+DOCUMENT = b'{"totals": {"env_steps": 7}}'
 
 
 def ask(answer: bytes | None) -> tuple[dict[str, object] | None, list[bytes]]:
-    """Return the parsed page and the requests. ``answer`` None closes the connection without an answer."""
+    """Return the parsed document and the requests. ``answer`` None closes the connection without an answer."""
     requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -40,8 +40,8 @@ def response(body: bytes, *, status: str = "200 OK", content_type: str = "applic
 
 
 def test_the_request_carries_the_token() -> None:
-    page, (request,) = ask(response(PAGE))
-    assert page == {"totals": {"env_steps": 7}}
+    document, (request,) = ask(response(DOCUMENT))
+    assert document == {"totals": {"env_steps": 7}}
     assert request.startswith(b"GET /status HTTP/1.1\r\n")
     assert b"\r\nAuthorization: Bearer the-token\r\n" in request
 
@@ -49,17 +49,17 @@ def test_the_request_carries_the_token() -> None:
 NO_ANSWERS = {
     "nothing": None,
     "no HTTP": b"no HTTP\r\n\r\n",
-    "a refusal": response(PAGE, status="401 Unauthorized"),
-    "not now": response(PAGE, status="503 Service Unavailable"),
-    "another type": response(PAGE, content_type="text/html"),
+    "a refusal": response(DOCUMENT, status="401 Unauthorized"),
+    "not now": response(DOCUMENT, status="503 Service Unavailable"),
+    "another type": response(DOCUMENT, content_type="text/html"),
     "half a document": response(b"{"),
     "bytes that are no text": response(b'{"\xff": 1}'),
     "a list": response(b"[1]"),
     "null": response(b"null"),
-    "a page cut short": response(PAGE)[:-5],
-    "a page that is too long": response(b" " * (MAX_ANSWER_BYTES + 1) + PAGE),
+    "a document cut short": response(DOCUMENT)[:-5],
+    "a document that is too long": response(b" " * (MAX_ANSWER_BYTES + 1) + DOCUMENT),
     "a deep document": response(b"[" * 100_000),
-    "an encoding": response(PAGE).replace(b"Content-Length", b"Content-Encoding: identity\r\nContent-Length"),
+    "an encoding": response(DOCUMENT).replace(b"Content-Length", b"Content-Encoding: identity\r\nContent-Length"),
     "a bomb": response(gzip.compress(bytes(100_000_000))).replace(
         b"Content-Length", b"Content-Encoding: gzip\r\nContent-Length"
     ),
@@ -68,8 +68,8 @@ NO_ANSWERS = {
 
 @pytest.mark.parametrize("answer", NO_ANSWERS.values(), ids=NO_ANSWERS)
 def test_an_invalid_answer_is_none(answer: bytes | None) -> None:
-    page, _ = ask(answer)
-    assert page is None
+    document, _ = ask(answer)
+    assert document is None
 
 
 def test_a_redirect_is_not_followed() -> None:
@@ -77,8 +77,8 @@ def test_a_redirect_is_not_followed() -> None:
         elsewhere.setblocking(False)
         url = f"http://127.0.0.1:{elsewhere.getsockname()[1]}/"
         answer = response(b"", status="302 Found").replace(b"Content-Type", f"Location: {url}\r\nContent-Type".encode())
-        page, requests = ask(answer)
-        assert page is None
+        document, requests = ask(answer)
+        assert document is None
         assert len(requests) == 1
         with pytest.raises(BlockingIOError):
             elsewhere.accept()

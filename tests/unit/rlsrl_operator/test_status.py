@@ -164,7 +164,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(
-    ("page", "expected"),
+    ("reported", "expected"),
     [
         (
             {"totals": NUMBERS},
@@ -191,8 +191,8 @@ NUMBERS = {
         ({}, Training(updated_at=stamp(NOW))),
     ],
 )
-def test_numbers_of_a_run_may_be_missing(page: dict[str, Any], expected: Training | None) -> None:
-    told = with_numbers(ExperimentStatus(), page, generation=1, now=NOW).training
+def test_numbers_of_a_run_may_be_missing(reported: dict[str, Any], expected: Training | None) -> None:
+    told = with_numbers(ExperimentStatus(), reported, generation=1, now=NOW).training
     assert told is not None
     if expected is not None:
         assert told == expected
@@ -284,7 +284,7 @@ NO_STEP = "no environment step and no training step for 61 s"
 
 
 @pytest.mark.parametrize(
-    ("page", "holds", "reason", "message"),
+    ("reported", "holds", "reason", "message"),
     [
         ({"stall": None}, "True", "Progressing", "steps are taken"),
         (
@@ -303,9 +303,9 @@ NO_STEP = "no environment step and no training step for 61 s"
     ],
 )
 def test_whether_an_experiment_takes_steps_is_a_condition(
-    page: dict[str, Any], holds: str, reason: str, message: str
+    reported: dict[str, Any], holds: str, reason: str, message: str
 ) -> None:
-    said = condition(with_numbers(ExperimentStatus(), page, generation=1, now=NOW), PROGRESSING)
+    said = condition(with_numbers(ExperimentStatus(), reported, generation=1, now=NOW), PROGRESSING)
     assert said is not None
     assert (said.status, said.reason, said.message) == (holds, reason, message)
     assert is_trouble(reason) is (reason in ("Stalled", "LongCall"))
@@ -330,7 +330,7 @@ def test_an_experiment_whose_environment_hangs_while_it_is_made_stalls_before_it
 
 
 @pytest.mark.parametrize(
-    "page",
+    "reported",
     [
         {},
         {"totals": NUMBERS, "stall": None, "environment_calls": [MAKING]},
@@ -338,9 +338,9 @@ def test_an_experiment_whose_environment_hangs_while_it_is_made_stalls_before_it
         {**HANGING_START, "environment_calls": [{**MAKING, "seconds": 59.0}]},
     ],
 )
-def test_an_experiment_that_starts_slowly_does_not_stall(page: dict[str, Any]) -> None:
+def test_an_experiment_that_starts_slowly_does_not_stall(reported: dict[str, Any]) -> None:
     starting = summarize(ExperimentStatus(phase="Starting", attempt=1), context(), [], NOW)
-    assert with_numbers(starting, page, generation=1, now=NOW) == starting
+    assert with_numbers(starting, reported, generation=1, now=NOW) == starting
 
 
 def test_a_page_of_an_older_coordinator_says_nothing_about_steps() -> None:

@@ -11,7 +11,7 @@ from rlsrl.workers.fleet_row import LENGTH, LOOK_SECONDS, NUM_ENDED, ReportedFle
 
 
 class Fleet:
-    """A status page whose reports the test writes, and the row that one of its actors reads from it."""
+    """A status document whose reports the test writes, and the row that one of its actors reads from it."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -73,7 +73,7 @@ def coordinator(kubectl: Kubectl, experiment: Object) -> Iterator[CoordinatorAcc
 
 
 def coordinator_status(kubectl: Kubectl, experiment: Object) -> Mapping[str, Any]:
-    """Return the status page of an experiment's coordinator.
+    """Return the status document of an experiment's coordinator.
 
     Raises:
         UserError: the coordinator cannot be reached, or does not answer.

@@ -29,8 +29,8 @@ def run_status(folder: Path, *, whole: bool) -> tuple[str, bool]:
         if not running:
             raise UserError(f"{folder} is not running and has no {STATUS} of an earlier life")
         return f"{folder.name}: starting", False
-    page, age = found
-    table = top_table(page, whole=whole)
+    document, age = found
+    table = top_table(document, whole=whole)
     if not running:
         return f"{table}\n\n{span(age)} old: the run has ended", True
     late = f"\n\n{span(age)} old: the coordinator does not answer" if age > LATE_SECONDS else ""

@@ -80,11 +80,11 @@ def _workers_on_cluster(kubectl: Kubectl, experiment: Object, *, whole: bool) ->
     if not sys.stdout.isatty():
         click.echo(top_table(coordinator_status(kubectl, experiment), whole=whole))
         return
-    with _Pages(kubectl, experiment) as pages:
-        show_live(lambda: (pages.shown(whole=whole), False))
+    with _StatusReader(kubectl, experiment) as reader:
+        show_live(lambda: (reader.shown(whole=whole), False))
 
 
-class _Pages:
+class _StatusReader:
     """The coordinator's status over one connection, which is reopened after a failure."""
 
     def __init__(self, kubectl: Kubectl, experiment: Object) -> None:
@@ -94,7 +94,7 @@ class _Pages:
         self._client: CoordinatorClient | None = None
         self._newest: tuple[Mapping[str, Any], float] | None = None
 
-    def __enter__(self) -> _Pages:
+    def __enter__(self) -> _StatusReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -112,8 +112,8 @@ class _Pages:
             self._disconnect()
             if self._newest is None:
                 raise
-            page, at = self._newest
-            return f"{top_table(page, whole=whole)}\n\n{span(time.monotonic() - at)} old: {error.message}"
+            document, at = self._newest
+            return f"{top_table(document, whole=whole)}\n\n{span(time.monotonic() - at)} old: {error.message}"
         return top_table(self._newest[0], whole=whole)
 
     def _ask(self) -> Mapping[str, Any]:

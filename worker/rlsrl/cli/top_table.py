@@ -1,4 +1,4 @@
-"""The table of ``top``, from the coordinator's status page. Pure."""
+"""The table of ``top``, from the coordinator's status document. Pure."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ SKIPPED = "minibatches_skipped"
 RATE_UNITS = {"policy": "requests"}
 """The unit of a role's rate; by default transitions."""
 
-StatusPage = Mapping[str, Any]
+StatusDocument = Mapping[str, Any]
 
 
-def top_table(page: StatusPage, *, whole: bool = False) -> str:
+def top_table(document: StatusDocument, *, whole: bool = False) -> str:
     """Return the experiment in a line, then each role and its workers; ``whole`` shows every worker."""
     rows: list[tuple[str, ...]] = []
-    for role in mapping(page, "roles"):
-        reports = [*reports_of(page, role), *_gone(page, role)]
+    for role in mapping(document, "roles"):
+        reports = [*reports_of(document, role), *_gone(document, role)]
         rows.append(_role(role, reports))
         listed = reports if whole or len(reports) <= MAX_WORKERS_A_ROLE else reports[: MAX_WORKERS_A_ROLE - 1]
         rows += [_worker(report) for report in listed]
         if rest := len(reports) - len(listed):
             rows.append(("", "", f"and {rest} more", *[""] * (len(HEADER) - 3)))
-    head = "\n".join([_experiment(page), *hold_ups(page), *failing_environments(page)])
+    head = "\n".join([_experiment(document), *hold_ups(document), *failing_environments(document)])
     return printable(f"{head}\n\n{columns([HEADER, *rows])}")
 
 
-def _gone(page: StatusPage, role: str) -> list[StatusPage]:
+def _gone(document: StatusDocument, role: str) -> list[StatusDocument]:
     """Return the role's workers that have left or lost their lease."""
-    return [{**each, "state": "gone"} for each in objects(page, "gone") if each.get("role") == role]
+    return [{**each, "state": "gone"} for each in objects(document, "gone") if each.get("role") == role]
 
 
-def _experiment(page: StatusPage) -> str:
-    totals = mapping(page, "totals")
+def _experiment(document: StatusDocument) -> str:
+    totals = mapping(document, "totals")
     labels = {
         "env steps": ("env_steps", ",.0f"),
         "train steps": ("train_steps", ",.0f"),
@@ -69,10 +69,10 @@ def _experiment(page: StatusPage) -> str:
     }
     figures = [f"{label} {shown(totals, name, style)}" for label, (name, style) in labels.items()]
     figures += [f"version {version(totals)}", *unstored(totals)]
-    return f"{page.get('experiment', '')}: {page.get('phase', UNKNOWN)}, {', '.join(figures)}"
+    return f"{document.get('experiment', '')}: {document.get('phase', UNKNOWN)}, {', '.join(figures)}"
 
 
-def _role(role: str, reports: Sequence[StatusPage]) -> tuple[str, ...]:
+def _role(role: str, reports: Sequence[StatusDocument]) -> tuple[str, ...]:
     """Return a role's row: number of workers by state, mean activity, sum of rates."""
     states = [state(report) for report in reports]
     shares = activity(reports)
@@ -91,7 +91,7 @@ def _role(role: str, reports: Sequence[StatusPage]) -> tuple[str, ...]:
     )
 
 
-def _worker(report: StatusPage) -> tuple[str, ...]:
+def _worker(report: StatusDocument) -> tuple[str, ...]:
     shares = activity([report])
     return (
         "",

@@ -17,7 +17,7 @@ class StatusClient(Protocol):
     """The part of ``rlsrl.runtime.coordination.CoordinatorClient`` that the monitor uses."""
 
     def status(self, timeout: float) -> Mapping[str, Any]:
-        """Return the coordinator's status page.
+        """Return the coordinator's status document.
 
         Raises:
             CoordinatorUnavailable: no answer in time.

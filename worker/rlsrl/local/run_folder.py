@@ -78,7 +78,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         """The summary of the run, JSON."""
         self.status = path / STATUS
-        """The copy of the coordinator's last status page, for ``rlsrl top``."""
+        """The copy of the coordinator's last status document, for ``rlsrl top``."""
         self._clock = clock
         self._stat = path.stat()
         self._record = read_record(path)

@@ -1,6 +1,6 @@
-"""The run folder's copy of the coordinator's status page, which ``rlsrl top`` reads.
+"""The run folder's copy of the coordinator's status document, which ``rlsrl top`` reads.
 
-The page itself needs the run's token, which is in no file. Its contents are not secret.
+Reading the document from the coordinator needs the run's token, which is in no file. Its contents are not secret.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class StatusFile:
-    """Writes the copy atomically, from one thread. Readers always see a whole page."""
+    """Writes the copy atomically, from one thread. Readers always see a whole document."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,18 +38,18 @@ class StatusFile:
 
 
 def read_status(path: Path) -> tuple[Mapping[str, Any], float] | None:
-    """Return the page and its age in seconds; None if the file does not exist.
+    """Return the document and its age in seconds; None if the file does not exist.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is not a status page.
+        ValueError: the file is not a status document.
     """
     try:
         with path.open(encoding="utf-8") as file:
-            page = json.load(file)
+            document = json.load(file)
             written_at = path.stat().st_mtime
     except FileNotFoundError:
         return None
-    if not isinstance(page, dict):
-        raise ValueError(f"{path} is not a status page")
-    return page, max(0.0, time.time() - written_at)
+    if not isinstance(document, dict):
+        raise ValueError(f"{path} is not a status document")
+    return document, max(0.0, time.time() - written_at)

@@ -1,6 +1,6 @@
-"""One worker's report on the coordinator's status page, as text. Pure.
+"""One worker's report in the coordinator's status document, as text. Pure.
 
-The page is another process's JSON: any field may be missing or have another type.
+The document is another process's JSON: any field may be missing or have another type.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
     return member if isinstance(member, Mapping) else {}
 
 
-def reports_of(page: Mapping[str, Any] | None, role: str) -> list[Mapping[str, Any]]:
-    """Return the reports of a role's workers, in the page's order."""
-    return objects(mapping(page, "roles"), role)
+def reports_of(document: Mapping[str, Any] | None, role: str) -> list[Mapping[str, Any]]:
+    """Return the reports of a role's workers, in the document's order."""
+    return objects(mapping(document, "roles"), role)
 
 
 def objects(value: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
@@ -59,22 +59,22 @@ def unstored(totals: Mapping[str, Any]) -> list[str]:
     return [f"NOT STORED: the newest {num_versions:.0f} versions ({reason})"]
 
 
-def failing_environments(page: Mapping[str, Any] | None) -> list[str]:
+def failing_environments(document: Mapping[str, Any] | None) -> list[str]:
     """Return a text if environments have raised since their actors started; else nothing."""
-    errors = mapping(page, "environment_errors")
+    errors = mapping(document, "environment_errors")
     if not (num_errors := number(errors, "number") or 0.0):
         return []
     return [f"ENVIRONMENT ERRORS: {num_errors:.0f}, the last of {errors.get('last')} (logs: environment_fault)"]
 
 
-def hold_ups(page: Mapping[str, Any] | None) -> list[str]:
+def hold_ups(document: Mapping[str, Any] | None) -> list[str]:
     """Return a text about the stall, if the run stands still; else about the longest environment call; else nothing."""
-    stall = mapping(page, "stall")
+    stall = mapping(document, "stall")
     if (seconds := number(stall, "seconds")) is not None:
         reasons = stall.get("reasons")
         texts = [str(each) for each in reasons] if isinstance(reasons, list) else []
         return [": ".join([f"NO STEP for {seconds:.0f} s", "; ".join(texts) or "no worker reports why"])]
-    texts = [str(call["text"]) for call in objects(page, "environment_calls") if "text" in call]
+    texts = [str(call["text"]) for call in objects(document, "environment_calls") if "text" in call]
     more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
     return [texts[0] + more] if texts else []
 

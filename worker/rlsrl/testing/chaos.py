@@ -80,7 +80,7 @@ class Kill:
     pid: int
     moment: Moment
     state: str
-    """The worker's state on the status page; ``unlisted`` before it joins, after it leaves, and for other processes."""
+    """The worker's state in the status document; ``unlisted`` before it joins, after it leaves, and for others."""
     version: str | None
     """The newest durable version at the kill, or None."""
     env_steps: int

@@ -137,11 +137,11 @@ class Pods:
         return (self._folder / f"{role}-{host}.log").read_text()
 
     def status(self) -> dict[str, Any]:
-        """Return the coordinator's status page."""
+        """Return the coordinator's status document."""
         return self.client.status(DEADLINE_SECONDS)
 
     def train_steps(self) -> int:
-        """Return the training steps on the coordinator's status page."""
+        """Return the training steps in the coordinator's status document."""
         return int(self.status()["totals"]["train_steps"] or 0)
 
     def place(self, role: str, index: int) -> str | None:

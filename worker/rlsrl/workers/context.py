@@ -76,7 +76,7 @@ class WorkerContext:
         self.join_session.report(stats=stats)
 
     def report_text(self, name: str, text: str) -> None:
-        """Send a text for the status page to the coordinator. An empty text removes it."""
+        """Send a text for the status document to the coordinator. An empty text removes it."""
         self.join_session.report(texts={name: text})
 
     def report_version(self, version: Version) -> None:

@@ -127,7 +127,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             port=int(port),
             token=self._token,
             pages={HEALTH_PAGE: self._health_page, READY_PAGE: self._health_page},
-            guarded={"/status": self._status_page},
+            guarded={"/status": self._status_document},
             on_refused=lambda kind: self._metrics.strangers_refused.labels(kind=kind).inc(),
         )
         logs = KeptLogs(folder / LOGS_FOLDER, log=self._log)
@@ -218,7 +218,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         failures = self._metrics.tracking_failures.labels(tracker="wandb")
         return WandbMirror(options, log=self._log, on_failed=failures.inc)
 
-    def _status_page(self) -> tuple[str, bytes]:
+    def _status_document(self) -> tuple[str, bytes]:
         return "application/json", json.dumps(self._ask_status(), indent=1).encode()
 
     def _health_page(self) -> tuple[str, bytes]:

@@ -2,7 +2,7 @@
 
 A row is a sequence of such steps and resets without a finite transition in between, of one actor or of the whole fleet.
 Each actor with faults reports its own row with its heartbeats. An actor whose environments give nothing else reads the
-reports of all from the coordinator's status page, at most once a second, in the thread that steps its environments.
+reports of all from the coordinator's status document, at most once a second, in the thread that steps its environments.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.coordination import CoordinatorClient, CoordinatorUnavailable
 
 LOOK_SECONDS = 1.0
-"""Seconds between two looks at the status page."""
+"""Seconds between two reads of the status document."""
 ANSWER_SECONDS = 2.0
 """Deadline of one request. Only an actor that has nothing to train waits for it."""
 NUM_ENDED, LENGTH = "non_finite_rows", "non_finite_in_a_row"
 """Statistics that actors report: the rows that a finite transition ended, and the length of the present row."""
 
-StatusPage = Mapping[str, Any]
+StatusDocument = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +47,18 @@ class ReportedFleetRow(FleetRow):
     """The fleet's row, from the reports of all actors. Thread-safe.
 
     Two reports of an actor with the same number of ended rows have no finite transition between them, if the first was
-    within a row. So the fleet's row goes on while that holds for every actor. It is counted from the first page on
-    which every actor is within a row; faults before that page do not count.
+    within a row. So the fleet's row goes on while that holds for every actor. It is counted from the first document on
+    which every actor is within a row; faults before that document do not count.
     """
 
     def __init__(
         self,
         *,
         report: Callable[[Mapping[str, float]], None],
-        status: Callable[[], StatusPage | None],
+        status: Callable[[], StatusDocument | None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``report`` adds statistics to this actor's heartbeats; ``status`` returns the page, or None without one."""
+        """``report`` adds statistics to this actor's heartbeats; ``status`` returns the status document, or None."""
         self._report = report
         self._status = status
         self._now = now
@@ -79,11 +79,11 @@ class ReportedFleetRow(FleetRow):
             now = self._now()
             if now < self._next_look:
                 return own if self._is_alone else 0
-            page = self._status()
+            document = self._status()
             self._next_look = self._now() + LOOK_SECONDS
-            if page is None:
+            if document is None:
                 return 0
-            rows = _rows(page, now)
+            rows = _rows(document, now)
             self._is_alone = len(rows) == 1
             return own if self._is_alone else self._counted(rows)
 
@@ -91,17 +91,17 @@ class ReportedFleetRow(FleetRow):
         begin = self._begin
         if begin is None or begin.keys() != rows.keys() or not all(_goes_on(begin[each], rows[each]) for each in rows):
             self._begin = rows if all(row.length for row in rows.values()) else None
-            self._begun_at = self._now()  # behind every report of the page
+            self._begun_at = self._now()  # behind every report of the document
             return 0
         if any(row.heard_at <= self._begun_at for row in rows.values()):
             return 0  # an actor may have had a finite transition since its last heartbeat
         return int(sum(rows[each].length - begin[each].length for each in rows))
 
 
-def status_reader(address: str, token: str, tls: Tls | None) -> Callable[[], StatusPage | None]:
-    """Return a function that returns the coordinator's status page, or None if it does not answer in time."""
+def status_reader(address: str, token: str, tls: Tls | None) -> Callable[[], StatusDocument | None]:
+    """Return a function that returns the coordinator's status document, or None if it does not answer in time."""
 
-    def read() -> StatusPage | None:
+    def read() -> StatusDocument | None:
         # With a channel for each look: looks are rare, and certificates change.
         with closing(CoordinatorClient(address, token, tls)) as client, suppress(CoordinatorUnavailable):
             return client.status(ANSWER_SECONDS)
@@ -110,7 +110,7 @@ def status_reader(address: str, token: str, tls: Tls | None) -> Callable[[], Sta
     return read
 
 
-def _rows(page: StatusPage, now: float) -> dict[int, _Row]:
+def _rows(document: StatusDocument, now: float) -> dict[int, _Row]:
     return {
         worker["index"]: _Row(
             incarnation=worker["incarnation"],
@@ -118,7 +118,7 @@ def _rows(page: StatusPage, now: float) -> dict[int, _Row]:
             length=worker["stats"].get(LENGTH) or 0.0,
             heard_at=now - worker["age_seconds"],
         )
-        for worker in page["roles"].get(ACTOR, ())
+        for worker in document["roles"].get(ACTOR, ())
     }
 
 

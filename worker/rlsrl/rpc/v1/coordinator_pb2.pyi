@@ -282,7 +282,7 @@ class Heartbeat(_message.Message):
 
     @_builtins.property
     def texts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Texts for the status page, by name, such as why versions are not stored."""
+        """Texts for the status document, by name, such as why versions are not stored."""
 
     @_builtins.property
     def log_parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogPart]:
