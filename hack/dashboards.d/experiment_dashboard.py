@@ -31,7 +31,6 @@ def experiment_dashboard() -> Json:
 
 def progress() -> Row:
     """Return the row about progress."""
-    trained = TARGETS.rate(Metrics.transitions_trained, *EXPERIMENT)
     steps = TARGETS.rate(Metrics.train_steps, *EXPERIMENT, aggregate="avg")
     return Row(
         "Progress",
@@ -46,11 +45,32 @@ def progress() -> Row:
                     Line(TARGETS.level("max", Metrics.evaluation_return_mean, *EXPERIMENT), "{{experiment}} evaluated"),
                 ),
             ),
-            one(
+            Panel(
                 "Episode length",
                 "short",
-                trained / TARGETS.rate(Metrics.episodes, *EXPERIMENT),
-                "In environment steps.",
+                (
+                    Line(TARGETS.level("max", Metrics.episode_length_mean, *EXPERIMENT), "{{experiment}}"),
+                    Line(TARGETS.level("max", Metrics.evaluation_length_mean, *EXPERIMENT), "{{experiment}} evaluated"),
+                ),
+            ),
+            Panel(
+                "Values of info",
+                "short",
+                (
+                    Line(TARGETS.level("max", Metrics.episode_info_mean, *EXPERIMENT, "key"), "{{experiment}} {{key}}"),
+                    Line(
+                        TARGETS.level("max", Metrics.evaluation_info_mean, *EXPERIMENT, "key"),
+                        "{{experiment}} {{key}} evaluated",
+                    ),
+                ),
+            ),
+            Panel(
+                "Episodes a second",
+                "short",
+                (
+                    Line(TARGETS.rate(Metrics.episodes, *EXPERIMENT), "{{experiment}}"),
+                    Line(TARGETS.rate(Metrics.episode_info, *EXPERIMENT, "key"), "{{experiment}} with {{key}}"),
+                ),
             ),
             by(
                 "Environment faults a second",

@@ -26,7 +26,15 @@ from rlsrl.api.reasons import (
 )
 from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.spec import API_VERSION, KIND
-from rlsrl.api.status import Condition, ExperimentStatus, Phase, RoleStatus, Training
+from rlsrl.api.status import (
+    MAX_INFO_KEYS,
+    Condition,
+    EpisodeInfo,
+    ExperimentStatus,
+    Phase,
+    RoleStatus,
+    Training,
+)
 from rlsrl_operator.gang import attempt_of, parse_time
 from rlsrl_operator.manifests.context import MANAGER, ExperimentContext
 from rlsrl_operator.manifests.kueue import is_gated
@@ -44,6 +52,7 @@ _MESSAGE_LENGTH = 1024
 _MAX_NUMBER = 1e15
 """Larger numbers do not fit the schema of the status."""
 _MAX_VERSION_LENGTH = 64
+_MAX_KEY_LENGTH = 64
 _LONG_CALL_SECONDS = 60.0
 """Duration from which a call of an environment is in the condition Progressing."""
 _REST: Mapping[Phase, tuple[ProgressReason, str]] = {
@@ -278,15 +287,33 @@ def training(totals: Mapping[str, Any], now: datetime) -> Training:
     def whole(name: str) -> int | None:
         return None if (value := _number(totals, name)) is None else max(0, round(value))
 
-    mean, version = _number(totals, "return_mean"), totals.get("version")
+    def mean(name: str) -> str | None:
+        return None if (value := _number(totals, name)) is None else f"{value:.1f}"
+
+    version = totals.get("version")
     return Training(
         env_steps=whole("env_steps"),
         train_steps=whole("train_steps"),
         env_steps_per_second=whole("env_steps_per_second"),
         version=version if isinstance(version, str) and len(version) <= _MAX_VERSION_LENGTH else None,
         policy_lag=whole("policy_lag"),
-        return_mean=None if mean is None else f"{mean:.1f}",
+        return_mean=mean("return_mean"),
+        length_mean=mean("length_mean"),
+        episode_info=_episode_info(totals.get("episode_info")) or None,
         updated_at=stamp(now),
+    )
+
+
+def _episode_info(found: Any) -> tuple[EpisodeInfo, ...]:
+    statistics = list(found.items()) if isinstance(found, dict) else []
+    return tuple(
+        EpisodeInfo(
+            key=key,
+            mean=None if (mean := _number(values, "mean")) is None else f"{mean:.4g}",
+            count=max(0, round(_number(values, "count") or 0)),
+        )
+        for key, values in statistics[:MAX_INFO_KEYS]
+        if len(key) <= _MAX_KEY_LENGTH and isinstance(values, dict)
     )
 
 
@@ -302,7 +329,7 @@ def outcome(before: Training | None, record: Mapping[str, Any] | None, now: date
     if record is None or not isinstance(result, dict):
         return before, "the experiment has finished"
     final = training({**result, "version": record.get("version")}, now)
-    known = final.model_dump(exclude_none=True)
+    known = {name: value for name, value in final if value is not None}
     merged = final if before is None else before.model_copy(update=known)
     return (
         merged,

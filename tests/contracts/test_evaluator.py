@@ -34,7 +34,7 @@ from rlsrl.workers.evaluator import EvaluatorWorker
 
 POLICY = "default"
 ENVIRONMENT = "rlsrl-tests/Graded-v0"
-NEVER_ENDS, OVERFLOWS, RAISES, IS_NAN, NUM_GRADES = 8, 9, 10, 11, 12
+NEVER_ENDS, OVERFLOWS, RAISES, IS_NAN, SOME_END, NUM_GRADES = 8, 9, 10, 11, 12, 13
 LENGTH = 3
 """Steps of an episode; its return is the policy's grade times this."""
 PLAY_STEPS = 64
@@ -68,6 +68,7 @@ class GradedEnv(gymnasium.Env[Any, Any]):
     num_open: ClassVar[int] = 0
 
     def __init__(self) -> None:
+        self._is_first = type(self).num_open == 0
         type(self).num_open += 1
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -83,7 +84,9 @@ class GradedEnv(gymnasium.Env[Any, Any]):
             raise ConnectionError("no answer")
         # The return of an episode is no 32-bit float if it overflows.
         reward = {OVERFLOWS: 3e38, IS_NAN: float("nan")}.get(int(action), float(action))
-        return np.zeros(2, np.float32), reward, self._taken >= LENGTH and action != NEVER_ENDS, False, {}
+        never_ends = action == NEVER_ENDS or (action == SOME_END and not self._is_first)
+        is_over = self._taken >= LENGTH and not never_ends
+        return np.zeros(2, np.float32), reward, is_over, False, {"graded": int(action)} if is_over else {}
 
     def close(self) -> None:
         type(self).num_open -= 1
@@ -203,7 +206,7 @@ def evaluator_config(**changes: Any) -> EvaluatorConfig:
         "metrics_address": "127.0.0.1:0",
         "log_folder": "",
         "ledger_folder": "",
-        "environment": {"id": ENVIRONMENT, "max_non_finite": 100},
+        "environment": {"id": ENVIRONMENT, "max_non_finite": 100, "episode_info": ["graded"]},
         "network": {"mlp": {}},
         "num_evaluators": 1,
         "environments": 2,
@@ -265,6 +268,7 @@ def test_the_last_version_of_a_finished_run_is_evaluated_and_the_evaluator_ends(
         "return_min": 12.0,
         "return_max": 12.0,
         "length_mean": 3.0,
+        "episode_info": {"graded": {"mean": 4.0, "count": 8}},
         "greedy": True,
     }
     assert bench.means().keys() == {"1.10"}, "older ones are skipped"
@@ -277,6 +281,8 @@ def test_the_last_version_of_a_finished_run_is_evaluated_and_the_evaluator_ends(
                 "evaluation/return_std": 0.0,
                 "evaluation/length_mean": 3.0,
                 "evaluation/episodes": 8.0,
+                "evaluation/episode_info/graded/mean": 4.0,
+                "evaluation/episode_info/graded/count": 8.0,
                 "evaluation/env_steps": 1000.0,
             },
         )
@@ -285,6 +291,8 @@ def test_the_last_version_of_a_finished_run_is_evaluated_and_the_evaluator_ends(
     assert bench.members.versions == [Version(1, 10)]
     assert bench.count("stored") == 1
     assert bench.registry.get_sample_value("rlsrl_evaluation_return_mean") == 12.0
+    assert bench.registry.get_sample_value("rlsrl_evaluation_length_mean") == 3.0
+    assert bench.registry.get_sample_value("rlsrl_evaluation_info_mean", {"key": "graded"}) == 4.0
     assert bench.registry.get_sample_value("rlsrl_evaluation_seconds_count") == 1
 
 
@@ -451,7 +459,7 @@ def test_a_damaged_last_version_does_not_keep_the_run_from_ending(bench: Bench) 
 @pytest.mark.parametrize(
     ("grade", "reason"),
     [
-        (NEVER_ENDS, "ended 0 of 4 episodes in 128 steps"),
+        (NEVER_ENDS, "0 of 8 episodes ended in 128 steps of each environment; environment 0 ended 0 of 4"),
         (OVERFLOWS, "the mean return is inf"),
         (RAISES, "environment rank 0 raised ConnectionError: no answer"),
         (IS_NAN, "reward is nan at step 1 of its episode"),
@@ -470,6 +478,26 @@ def test_a_failed_evaluation_records_its_reason_and_is_not_repeated(bench: Bench
     assert bench.best() == ["1.20"]
     assert [step for step, _ in bench.members.rows] == [20]
     assert (bench.count("unfinished"), bench.count("stored")) == (1, 1)
+
+
+def test_an_evaluation_that_reaches_its_limit_keeps_the_episodes_that_ended(bench: Bench) -> None:
+    bench.push(10, grade=SOME_END)
+    bench.members.on_wait = lambda: bench.push(20, grade=1, terminal=True)
+
+    bench.evaluator().run()
+
+    evaluation = evaluation_of(bench.infos()["1.10"])
+    assert evaluation is not None
+    assert (evaluation["episodes"], evaluation["return_mean"]) == (4, SOME_END * LENGTH)
+    assert "4 of 8 episodes ended in 128 steps of each environment; environment 1" in evaluation["unfinished"]
+    assert bench.best() == ["1.20"], "its mean favours short episodes"
+    (step, row), complete = bench.members.rows
+    assert (step, row["unfinished_evaluation/episodes"]) == (10, 4)
+    assert row["unfinished_evaluation/return_mean"] == SOME_END * LENGTH
+    assert not any(name.startswith("evaluation/") for name in row)
+    assert complete[0] == 20
+    assert (bench.count("unfinished"), bench.count("stored")) == (1, 1)
+    assert bench.registry.get_sample_value("rlsrl_evaluation_return_mean") == LENGTH
 
 
 def test_a_full_disk_costs_the_result_and_nothing_else(bench: Bench) -> None:

@@ -46,6 +46,7 @@ def test_every_role_trains_to_the_goal_and_the_exported_weights_play(
     assert trained.status["attempt"] == 1
     assert trained.status["restarts"] == 0
     assert float(trained.status["training"]["returnMean"]) >= GOAL
+    assert trained.status["training"]["lengthMean"] == trained.status["training"]["returnMean"], "1 a step"
 
     allowed = allowed_connections(trained)
     used = {(role, (addresses | services)[host], port) for role, host, port in seen if host in addresses | services}

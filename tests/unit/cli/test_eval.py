@@ -47,6 +47,7 @@ LINEAR = ExportedActor(
     layers=(DenseLayer(name="actor", weight_offset=0, bias_offset=8, in_size=4, out_size=2, activation="identity"),),
     head=CategoricalHead(num_actions=2),
 )
+PHASES = EnvironmentSource(factory="rlsrl.testing.environments:PhaseEnv")
 BALANCES = [0, 0, 0, 0, 0.1, 0.5, 3, 1, 0, 0]
 """A policy that balances the pole: always 500 steps."""
 LETS_FALL = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0]
@@ -103,6 +104,35 @@ def test_the_report_for_people(cartpole: Path) -> None:
     assert result.exit_code == 0
     assert "version 1.10, 6 episodes in 3 environments, greedy actions, seed 4" in result.output
     assert re.search(r"return: mean (8|9)\.\d\d, std \d\.\d\d, min \d\.00, max \d+\.00\n", result.output)
+
+
+def test_a_step_limit_reports_the_episodes_that_ended_and_fails(cartpole: Path) -> None:
+    arguments = ["--episodes=4", "--environments=2", "--max-steps=600"]
+    missing = "2 of 4 episodes ended in 640 steps of each environment; environment 0 ended 1 of 2"
+    result = run_eval(cartpole, *arguments)
+    assert result.exit_code == 1
+    assert "2 episodes in 2 environments" in result.stdout
+    assert "return: mean 500.00" in result.stdout
+    assert missing in result.stderr
+    as_json = run_eval(cartpole, "--json", *arguments)
+    assert as_json.exit_code == 1
+    report = json.loads(as_json.stdout)
+    assert (report["episodes"], report["return_mean"]) == (2, 500)
+    assert report["unfinished"].startswith(missing)
+
+
+def test_chosen_values_of_info_are_in_the_report(tmp_path: Path) -> None:
+    environment = f'factory: "{PHASES.factory}", episodeInfo: [is_success]'
+    experiment = CARTPOLE.replace("id: CartPole-v1", environment)
+    run = make_run(tmp_path / "phases", experiment)
+    policy = torch_policy(load_text(experiment).spec.policy.network, environment_spec(PHASES), seed=0)
+    parameters = policy.parameters(Version(1, 1))
+    push(run, 1, parameters.vector, layout=parameters.layout, program=None)
+    report = evaluated(run, "--episodes=4", "--environments=2")
+    assert report["length_mean"] == 16
+    assert report["episode_info"] == {"is_success": {"mean": 0.5, "count": 4}}
+    text = run_eval(run, "--episodes=4", "--environments=2").output
+    assert "length: mean 16.0 steps, is_success 0.5 in 4 episodes" in text
 
 
 def test_equal_seeds_repeat_and_sampled_actions_differ_from_greedy_ones(cartpole: Path) -> None:
@@ -255,7 +285,7 @@ def test_weights_of_another_network_are_refused(cartpole: Path) -> None:
 def test_evaluation_fails_if_episodes_do_not_end(cartpole: Path) -> None:
     result = run_eval(cartpole, "--max-steps=100")
     assert result.exit_code == 1
-    assert "ended 0 of 10 episodes in 128 steps" in result.output
+    assert "0 of 100 episodes ended in 128 steps of each environment" in result.output
 
 
 FAULTY = """

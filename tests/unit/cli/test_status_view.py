@@ -19,6 +19,8 @@ TRAINING = {
     "version": "2.62",
     "policyLag": 1,
     "returnMean": "243.0",
+    "lengthMean": "31.5",
+    "episodeInfo": [{"key": "is_success", "mean": "0.93", "count": 1200}, {"key": "never", "count": 0}],
     "updatedAt": "2026-01-01T12:05:01Z",
 }
 ACCEPTED = condition("Accepted", "Accepted", "every object matches the spec", since="2026-01-01T12:00:00Z")
@@ -34,6 +36,7 @@ def test_a_running_experiment_on_a_screen() -> None:
         "attempt     2, 1 restart, 1 of the 10 failures in restarts.budget",
         "trained     62,971 env steps, 62 train steps, 5,381 env steps/s",
         "policy      return 243.0, lag 1, version 2.62",
+        "episodes    length 31.5, is_success 0.93 in 1,200 episodes, never - in 0 episodes",
         "updated     2s ago",
         "stop        returnMean 475, envSteps 2,000,000",
         "parameters  volume cartpole-data: kubectl rlsrl params list cartpole",
@@ -79,6 +82,7 @@ def test_unknown_numbers_are_shown_as_unknown() -> None:
     text = status_view(experiment("Running", attempt=1, training={}), [], NOW)
     assert "trained     - env steps, - train steps, - env steps/s" in text
     assert "policy      return -, lag -, version -" in text
+    assert "episodes    length -\n" in text
 
 
 def test_weights_in_a_bucket_are_found_there() -> None:

@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 
 from rlsrl.cli import main
 from rlsrl.local.metrics_log import MetricsRow
-from rlsrl.local.plot import Curve, curve_of, draw
+from rlsrl.local.plot import Curve, Series, curve_of, draw
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -44,6 +44,36 @@ def test_a_curve_is_returns_over_env_steps_without_rolled_back_rows() -> None:
         row(3, loss=1.0),
     ]
     assert curve_of(rows, "x") == Curve(label="x", env_steps=(10.0, 21.0), return_mean=(1.0, 3.0))
+
+
+def evaluation(step: int, **scalars: float) -> MetricsRow:
+    return MetricsRow(step=step, wall=0.0, role="evaluator", scalars=scalars)
+
+
+def test_length_and_values_of_info_have_panels_of_their_own() -> None:
+    won = {"episode_info/won/mean": 0.5, "episode_info/won/count": 1200.0, "episode_info/never/count": 0.0}
+    evaluated = {"env_steps": 10.0, "return_mean": 4.0, "length_mean": 6.0, "episode_info/won/mean": 1.0}
+    curve = curve_of(
+        [
+            row(1, env_steps=10.0, return_mean=1.0, length_mean=5.0, **won),
+            evaluation(1, **{f"evaluation/{name}": value for name, value in evaluated.items()}),
+            evaluation(2, **{f"unfinished_evaluation/{name}": value for name, value in evaluated.items()}),
+        ],
+        "a",
+    )
+    assert curve.evaluations == ((10.0, 4.0),), "without the unfinished one"
+    assert curve.others == {
+        "mean length": Series(points=((10.0, 5.0),), evaluations=((10.0, 6.0),)),
+        "mean won": Series(points=((10.0, 0.5),), evaluations=((10.0, 1.0),), count=1200.0),
+    }
+
+    panels = draw([curve, Curve(label="b", env_steps=(1.0,), return_mean=(2.0,))]).axes
+
+    assert [axes.get_ylabel() for axes in panels] == ["mean return of the last episodes", "mean length", "mean won"]
+    assert [len(axes.get_lines()) for axes in panels] == [2, 1, 1]
+    texts = [text.get_text() for text in panels[2].get_legend().get_texts()]
+    assert texts == ["a, 1,200 episodes", "a, 1,200 episodes, evaluated"]
+    assert to_hex(panels[2].get_lines()[0].get_color()) == to_hex(panels[0].get_lines()[0].get_color())
 
 
 def test_the_figure_has_a_line_a_run() -> None:

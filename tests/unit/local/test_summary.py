@@ -66,6 +66,8 @@ def test_a_finished_run() -> None:
         "env_steps": 1000,
         "train_steps": 9,
         "return_mean": 1.5,
+        "length_mean": None,
+        "episode_info": {},
         "non_finite_returns": 0,
         "minibatches": 0,
         "minibatches_skipped": 0,
@@ -105,6 +107,31 @@ def test_evaluations_are_in_summary_and_closing_lines() -> None:
         "evaluation of the last version, 1.9: mean return 400.0 over 20 episodes",
         "evaluation of the best version, 1.4: mean return 481.3 over 20 episodes (3 environment faults)",
     ]
+
+
+INFO = {"won": {"mean": 0.9333, "count": 1200}, "is_succes": {"mean": None, "count": 0}}
+
+
+def test_length_and_values_of_info_are_in_summary_and_closing_lines() -> None:
+    result = {"env_steps": 1000, "train_steps": 9, "return_mean": 1.5, "length_mean": 21.44, "episode_info": INFO}
+    summary = summarize(replace(FACTS, terminal={"reason": "envSteps", "version": "1.9", "result": result}))
+    assert (summary["length_mean"], summary["episode_info"]) == (21.44, INFO)
+    assert closing_lines(summary, Path("x"))[1:4] == [
+        "episodes: mean length 21.4, won 0.933 in 1,200 episodes, is_succes - in 0 episodes",
+        "WARNING: no episode had a finite number under is_succes in info (environment.episodeInfo).",
+        "WARNING: the actors' logs name the keys of info; look for episode_info_missing.",
+    ]
+
+
+def test_an_unfinished_evaluation_has_the_episodes_that_ended_and_is_not_the_best() -> None:
+    partial = {"episodes": 7, "return_mean": 9.0, "episode_info": {"won": {"mean": 1.0, "count": 7}}}
+    evaluation = {**partial, "unfinished": "7 of 20 episodes ended"}
+    summary = summarize(replace(FACTS, versions=(info(9, evaluation=evaluation),)))
+    assert (summary["evaluation"], summary["best"]) == ({"version": "1.9", **evaluation}, None)
+    assert closing_lines(summary, Path("x"))[1] == (
+        "evaluation of the last version, 1.9: unfinished: 7 of 20 episodes ended, mean return 9.0 over 7 episodes, "
+        "won 1 in 7 episodes"
+    )
 
 
 def test_an_unfinished_evaluation_has_its_reason_and_a_best_last_version_one_line() -> None:

@@ -51,6 +51,12 @@ def test_an_evaluation_and_its_mean_are_read_from_the_metadata() -> None:
     assert evaluation_of(info(1, evaluation="by hand")) is None
 
 
+def test_the_mean_of_an_unfinished_evaluation_is_no_estimate() -> None:
+    partial = info(2, evaluation={"unfinished": "2 of 4 episodes ended", "return_mean": 9.0})
+    assert return_mean_of(partial) is None
+    assert best_of([evaluated(1, 1.0), partial]) == evaluated(1, 1.0)
+
+
 @pytest.mark.parametrize(
     ("means", "best"),
     [

@@ -19,12 +19,13 @@ from rlsrl.api.reasons import (
     ROLLED_BACK,
     is_trouble,
 )
-from rlsrl.api.status import Condition, ExperimentStatus, LastFailure, Phase, RoleStatus, Training
+from rlsrl.api.status import Condition, EpisodeInfo, ExperimentStatus, LastFailure, Phase, RoleStatus, Training
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import ExperimentContext, Manifest
 from rlsrl_operator.status import (
     blocker,
     condition,
+    outcome,
     read,
     replica_failure,
     stamp,
@@ -225,6 +226,48 @@ def test_the_message_says_why_versions_are_not_stored(reason: object, told: str)
     said = condition(with_numbers(ExperimentStatus(), {"totals": totals}, generation=1, now=NOW), "Durable")
     assert said is not None
     assert said.message == f"the last 2 scheduled versions could not be stored: {told}"
+
+
+INFO = {"won": {"mean": 0.93333, "count": 120.0}, "never": {"mean": None, "count": 0.0}}
+
+
+def test_the_length_of_episodes_and_values_of_info_are_reported() -> None:
+    page = {"totals": {**NUMBERS, "length_mean": 21.44, "episode_info": INFO}}
+    told = with_numbers(ExperimentStatus(), page, generation=1, now=NOW)
+    assert told.training is not None
+    assert told.training.length_mean == "21.4"
+    assert told.training.episode_info == (
+        EpisodeInfo(key="won", mean="0.9333", count=120),
+        EpisodeInfo(key="never", count=0),
+    )
+    assert write(told)["training"]["episodeInfo"][1] == {"key": "never", "count": 0}
+    assert read({"status": write(told)}) == told
+
+
+@pytest.mark.parametrize(
+    "found",
+    [7, "many", [], {}, {"won": 3}, {"won": None}, {"x" * 65: {"mean": 1.0, "count": 1}}],
+)
+def test_values_of_info_that_are_none_are_left_out(found: object) -> None:
+    told = with_numbers(ExperimentStatus(), {"totals": {"episode_info": found}}, generation=1, now=NOW)
+    assert told.training == Training(updated_at=stamp(NOW))
+
+
+def test_strange_statistics_of_info_fit_the_schema() -> None:
+    found = {f"key{number}": {"mean": float("nan"), "count": -1} for number in range(20)}
+    training = with_numbers(ExperimentStatus(), {"totals": {"episode_info": found}}, generation=1, now=NOW).training
+    assert training is not None
+    assert training.episode_info == tuple(EpisodeInfo(key=f"key{number}", count=0) for number in range(16))
+
+
+def test_the_final_numbers_have_the_values_of_info_of_the_terminal_record() -> None:
+    record = {"reason": "envSteps", "version": "1.9", "result": {"env_steps": 9, "episode_info": INFO}}
+    final, _ = outcome(Training(env_steps=8, return_mean="1.0", length_mean="2.0"), record, NOW)
+    assert final is not None
+    assert (final.env_steps, final.return_mean, final.length_mean) == (9, "1.0", "2.0")
+    assert final.episode_info is not None
+    assert [each.key for each in final.episode_info] == ["won", "never"]
+    assert write(ExperimentStatus(training=final))["training"]["episodeInfo"][0]["mean"] == "0.9333"
 
 
 LOST = "attempt 3 resumed from version 2.100, since version 2.200 cannot be used (it is cut): training steps lost: 100"

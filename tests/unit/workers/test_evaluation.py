@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rlsrl.data.slots import Slot
+from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.factory import EnvironmentSource, make_environment
 from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.seeds import environment_seed
@@ -47,9 +48,9 @@ class LeftActor:
         raise NotImplementedError("an evaluation reads no log-probabilities")
 
 
-def scripted(*scripts: list[Episode]) -> LoopVectorEnv:
+def scripted(*scripts: list[Episode], reports: EpisodeReports | None = None) -> LoopVectorEnv:
     waiting = iter(scripts)
-    return LoopVectorEnv(lambda: ScriptedEnv(next(waiting)), seeds=range(len(scripts)))
+    return LoopVectorEnv(lambda: ScriptedEnv(next(waiting)), seeds=range(len(scripts)), reports=reports)
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5, 100])
@@ -60,11 +61,36 @@ def test_each_environment_plays_equally_many_episodes_however_short_they_are(num
     assert result.lengths == (1, 1, 9, 9)
 
 
+NEVER_ENDING = [Episode(rewards=(0.0,) * 1000)]
+
+
 @pytest.mark.parametrize(("max_steps", "taken"), [(10, 10), (11, 20), (20, 20)])
-def test_the_step_limits_error_names_the_environment_without_an_end(max_steps: int, taken: int) -> None:
-    envs = scripted(SHORT_AND_BAD, [Episode(rewards=(0.0,) * 1000)])
-    with pytest.raises(EvaluationUnfinished, match=f"environment 1 ended 0 of 2 episodes in {taken} steps"):
-        Evaluation(LeftActor(), envs, num_steps=10, episodes_per_environment=2, max_steps=max_steps).play()
+def test_the_step_limit_keeps_the_episodes_that_ended_and_names_an_environment_without(
+    max_steps: int, taken: int
+) -> None:
+    envs = scripted(SHORT_AND_BAD, NEVER_ENDING)
+    result = Evaluation(LeftActor(), envs, num_steps=10, episodes_per_environment=2, max_steps=max_steps).play()
+    assert (result.returns, result.lengths, result.num_episodes) == ((1, 2), (1, 1), 2)
+    steps = f"2 of 4 episodes ended in {taken} steps of each environment"
+    assert result.unfinished.startswith(f"{steps}; environment 1 ended 0 of 2; ")
+    assert result.to_json()["unfinished"] == result.unfinished
+
+
+def test_a_step_limit_before_the_first_end_leaves_no_result() -> None:
+    envs = scripted(NEVER_ENDING)
+    with pytest.raises(EvaluationUnfinished, match="0 of 2 episodes ended in 10 steps of each environment"):
+        Evaluation(LeftActor(), envs, num_steps=10, episodes_per_environment=2, max_steps=10).play()
+
+
+def test_chosen_values_of_info_are_those_of_the_episodes_that_count() -> None:
+    won, lost = (Episode(rewards=(1.0,), info={"won": value}) for value in (True, False))
+    envs = scripted([won, lost, lost], [Episode(rewards=(1.0,) * 7), won], reports=EpisodeReports(("won",)))
+    evaluation = Evaluation(
+        LeftActor(), envs, num_steps=4, episodes_per_environment=2, max_steps=1000, episode_info=("won",)
+    )
+    result = evaluation.play()
+    assert result.info == {"won": [1, 0, 1]}
+    assert result.episode_info == {"won": {"mean": pytest.approx(2 / 3), "count": 3}}
 
 
 def test_the_last_steps_allowed_still_count() -> None:
@@ -138,6 +164,7 @@ def test_the_summary() -> None:
         "return_min": 1.0,
         "return_max": 3.0,
         "length_mean": 3.5,
+        "episode_info": {},
     }
     assert result.return_std == np.std(result.returns)
 

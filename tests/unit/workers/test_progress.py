@@ -1,10 +1,10 @@
 import json
 import math
 
-import numpy as np
 import pytest
 
-from rlsrl.workers.progress import SKIP_WINDOW, Progress, SkipWindow, StopConditions, episode_returns
+from rlsrl.data.episodes import EndedEpisodes
+from rlsrl.workers.progress import SKIP_WINDOW, Progress, SkipWindow, StopConditions
 
 NEVER = StopConditions(return_mean=None, episodes=3, env_steps=None, train_steps=None, wall_seconds=None)
 
@@ -13,7 +13,7 @@ def progress(*batches: list[float], episodes: int = 3) -> Progress:
     """After a batch for each list of returns."""
     made = Progress(episodes=episodes)
     for returns in batches:
-        made.add(returns=returns, num_transitions=10, seconds=0.5, minibatches=4, skipped=1)
+        made.add(EndedEpisodes(returns=returns), num_transitions=10, seconds=0.5, minibatches=4, skipped=1)
     return made
 
 
@@ -25,20 +25,6 @@ def test_steps_and_episodes_are_counted() -> None:
     made = progress([1.0], [3.0, 5.0])
     assert (made.env_steps, made.train_steps, made.num_episodes, made.train_seconds) == (20, 2, 3, 1.0)
     assert made.return_mean == 3.0
-
-
-def test_returns_are_those_of_episodes_reported_by_transitions() -> None:
-    shape = (2, 3)
-    arrays = {
-        "mask": np.ones(shape, np.bool_),
-        "episode_length": np.zeros(shape, np.int32),
-        "episode_return": np.zeros(shape, np.float32),
-    }
-    arrays["episode_length"][[0, 1, 1], [1, 0, 2]] = 7
-    arrays["episode_return"][[0, 1, 1], [1, 0, 2]] = 1.0, 2.0, 3.0
-    assert episode_returns(arrays) == [1.0, 2.0, 3.0]
-    arrays["mask"][1, 0] = False
-    assert episode_returns(arrays) == [1.0, 3.0]
 
 
 def test_the_mean_is_over_the_last_episodes_only() -> None:
@@ -83,17 +69,18 @@ def test_progress_resumes_from_saved_json() -> None:
     resumed.load_state_dict(json.loads(json.dumps(made.state_dict())))
     assert resumed.state_dict() == made.state_dict()
     for each in (made, resumed):
-        each.add(returns=[6.0], num_transitions=1, seconds=1.0, minibatches=4, skipped=0)
+        each.add(EndedEpisodes(returns=[6.0]), num_transitions=1, seconds=1.0, minibatches=4, skipped=0)
     assert resumed.state_dict() == made.state_dict()
     assert resumed.return_mean == pytest.approx(11.0 / 3)
 
 
 def test_a_state_of_an_older_version_lacks_the_newer_counts() -> None:
     state = progress([1.0]).state_dict()
-    for name in ("minibatches", "minibatches_skipped", "non_finite_returns"):
+    for name in ("minibatches", "minibatches_skipped", "non_finite_returns", "lengths", "info", "info_counts"):
         del state[name]
-    resumed = progress([math.nan])
+    resumed = with_info(*INFO)
     resumed.load_state_dict(state)
+    assert (resumed.length_mean, resumed.episode_info) == (None, {})
     assert (resumed.minibatches, resumed.minibatches_skipped, resumed.non_finite_returns) == (0, 0, 0)
 
 
@@ -104,6 +91,38 @@ def test_returns_that_are_not_finite_are_counted_and_in_no_mean() -> None:
     json.dumps(progress([math.nan]).state_dict(), allow_nan=False)
     assert progress([1.7e308, 1.7e308]).return_mean is None, "the sum overflows"
     assert made.stop_reason(stop(return_mean=1.0)) is None, "three finite returns are needed"
+
+
+def with_info(*episodes: EndedEpisodes) -> Progress:
+    """After a batch for each of ``episodes``, with means over two episodes."""
+    made = Progress(episodes=2)
+    for each in episodes:
+        made.add(each, num_transitions=10, seconds=0.5, minibatches=4, skipped=0)
+    return made
+
+
+INFO = (
+    EndedEpisodes(returns=[1.0, 1.0], lengths=[10, 20], info={"won": [1.0, 0.0], "never": []}),
+    EndedEpisodes(returns=[1.0], lengths=[30], info={"won": [0.0], "never": []}),
+    EndedEpisodes(returns=[math.nan], lengths=[50], info={"won": [], "never": []}),
+)
+
+
+def test_lengths_and_values_of_info_have_means_over_the_last_episodes_with_one() -> None:
+    made = with_info(*INFO)
+    assert made.length_mean == 40.0
+    assert made.episode_info == {"won": {"mean": 0.0, "count": 3}, "never": {"mean": None, "count": 0}}
+    assert with_info(INFO[0]).episode_info["won"] == {"mean": 0.5, "count": 2}
+    assert (with_info().length_mean, with_info().episode_info) == (None, {})
+
+
+def test_lengths_and_values_of_info_resume_from_saved_json() -> None:
+    made, resumed = with_info(*INFO[:2]), with_info(INFO[2])
+    resumed.load_state_dict(json.loads(json.dumps(made.state_dict(), allow_nan=False)))
+    for each in (made, resumed):
+        each.add(INFO[0], num_transitions=1, seconds=1.0, minibatches=4, skipped=0)
+    assert resumed.state_dict() == made.state_dict()
+    assert (resumed.length_mean, resumed.episode_info["won"]) == (15.0, {"mean": 0.5, "count": 5})
 
 
 @pytest.mark.parametrize(

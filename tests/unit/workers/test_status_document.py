@@ -85,6 +85,7 @@ def test_the_totals_are_those_of_rank_0() -> None:
         "env_steps": 100.0,
         "train_steps": 3.0,
         "return_mean": 9.5,
+        "length_mean": 20.0,
         "policy_lag": 1.0,
         "unstored_versions": 0.0,
     }
@@ -93,9 +94,16 @@ def test_the_totals_are_those_of_rank_0() -> None:
     assert document["totals"] == stats | {
         "version": "1.3",
         "env_steps_per_second": 50.0,
+        "episode_info": None,
         "unstored_reason": None,
         "rollback": None,
     }
+
+
+def test_the_totals_have_the_statistics_of_info() -> None:
+    stats = {"episode_info/won/mean": math.inf, "episode_info/won/count": 3.0, "episode_info/never/count": 0.0}
+    totals = build_status(EXPERIMENT, [member("trainer", stats=stats)], NO_PAGES, now=0.0)["totals"]
+    assert totals["episode_info"] == {"won": {"mean": None, "count": 3.0}, "never": {"mean": None, "count": 0.0}}
 
 
 def test_a_text_of_rank_0_says_why_versions_are_not_stored() -> None:

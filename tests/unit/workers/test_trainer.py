@@ -98,7 +98,7 @@ def run_trainer(
     final = Checkpoint(
         parameters=make_parameters(version),
         state=make_state(version),
-        metadata=dict.fromkeys((*numbers, "non_finite_returns"), 0),
+        metadata=dict.fromkeys((*numbers, "length_mean", "episode_info", "non_finite_returns"), 0),
         is_permanent=True,
     )
     records: list[Mapping[str, Any] | None] = []

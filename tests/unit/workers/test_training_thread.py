@@ -109,7 +109,7 @@ class Bench:
         push_steps: int | None = None,
         tag_steps: int | None = None,
     ) -> None:
-        layout = rollout_layout(ENV, num_steps=STEPS, num_lanes=LANES)
+        layout = rollout_layout(ENV, num_steps=STEPS, num_lanes=LANES, episode_info=("won", "never"))
         self._resources = ExitStack()
         self._folder = folder
         self.clock = ManualClock()
@@ -213,6 +213,7 @@ class Bench:
         slot.arrays["version_attempt"][:], slot.arrays["version_step"][:] = acted
         if self.episode_return is not None:
             slot.arrays["episode_length"][-1], slot.arrays["episode_return"][-1] = STEPS, self.episode_return
+            slot.arrays["episode_info/won"][-1], slot.arrays["episode_info/never"][-1] = 1.0, math.nan
         slot.num_transitions = num_transitions
         self.producer.post(slot)
         self.receive()
@@ -348,6 +349,29 @@ def test_a_batch_without_a_transition_is_no_step(make_bench: Callable[..., Bench
     assert steps_of(bench.published) == [("1.0", 0), ("1.1", 1)]
     assert bench.ledger.snapshot()["counters"]["trained"] == SLOT
     bench.end()
+
+
+def test_the_length_of_episodes_and_values_of_info_are_reported_with_the_return(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench(push_steps=1, stop={"train_steps": 2})
+    bench.episode_return = 5.0
+    bench.train(2)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    bench.thread.check()
+    bench.end()
+    info = {"won": {"mean": 1.0, "count": 2 * LANES}, "never": {"mean": None, "count": 0}}
+    final = bench.thread.checkpoint()
+    assert (final.metadata["length_mean"], final.metadata["episode_info"]) == (STEPS, info)
+    row = bench.join_session.rows[-1][1]
+    assert (row["length_mean"], row["episode_info/won/mean"], row["episode_info/won/count"]) == (STEPS, 1, 2 * LANES)
+    assert row["episode_info/never/count"] == 0
+    assert "episode_info/never/mean" not in row
+    registry = bench.context.metrics.registry
+    assert registry.get_sample_value("rlsrl_episode_length_mean") == STEPS
+    assert registry.get_sample_value("rlsrl_episode_info_mean", {"key": "won"}) == 1
+    assert registry.get_sample_value("rlsrl_episode_info_total", {"key": "won"}) == 2 * LANES
+    assert registry.get_sample_value("rlsrl_episode_info_total", {"key": "never"}) == 0
 
 
 def test_returns_that_are_not_finite_are_counted_and_never_stored(make_bench: Callable[..., Bench]) -> None:

@@ -49,6 +49,21 @@ class RoleStatus(Model):
     """The label selector of the pods."""
 
 
+MAX_INFO_KEYS = 16
+"""Keys of ``info`` that the status shows; ``spec.environment.episodeInfo`` has no more."""
+
+
+class EpisodeInfo(Model):
+    """What episodes reported under one key of ``info`` (``spec.environment.episodeInfo``)."""
+
+    key: Annotated[str, Field(max_length=64)]
+    """The key."""
+    mean: Annotated[str, Field(max_length=32)] | None = None
+    """Mean over the last episodes with a value, as text; absent without a value."""
+    count: Number
+    """Episodes of the run that had a value."""
+
+
 class Training(Model):
     """Numbers of the run, as last reported by the coordinator."""
 
@@ -64,6 +79,20 @@ class Training(Model):
     """Policy lag of the last batch, in training steps."""
     return_mean: Annotated[str, Field(max_length=32)] | None = None
     """Mean return of the last episodes, as text: Kubernetes advises against floats in status."""
+    length_mean: Annotated[str, Field(max_length=32)] | None = None
+    """Mean number of steps of the last episodes, as text."""
+    episode_info: (
+        Annotated[
+            tuple[EpisodeInfo, ...],
+            Field(
+                max_length=MAX_INFO_KEYS,
+                strict=False,
+                json_schema_extra={"x-kubernetes-list-type": "map", "x-list-key": "key"},
+            ),
+        ]
+        | None
+    ) = None
+    """What the last episodes reported, by key of ``info``."""
     updated_at: Time | None = None
     """The time of the coordinator's last answer. After a minute without one the numbers are out of date."""
 

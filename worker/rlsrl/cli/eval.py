@@ -63,7 +63,7 @@ class EvaluatedVersion:
 @click.option("--stochastic", is_flag=True, help="Sample actions, as in training.")
 @click.option(
     "--max-steps", metavar="N", type=click.IntRange(min=1), default=1_000_000, show_default=True,
-    help="Steps of each environment after which the evaluation fails.",
+    help="Steps of each environment after which the evaluation ends, whether or not all episodes have ended.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
@@ -115,6 +115,8 @@ def evaluate(
         "greedy": not stochastic,
     }
     click.echo(json.dumps({**conditions, **result.to_json()}) if as_json else _lines(conditions, result))
+    if result.unfinished:
+        raise click.ClickException(f"{result.unfinished}. The result is that of the episodes that ended")
 
 
 def _find_modules(run: Path) -> None:
@@ -194,6 +196,7 @@ def play(
     evaluated: EvaluatedVersion, share: EpisodeShare, *, seed: int, greedy: bool, max_steps: int
 ) -> EvaluationResult:
     """Make the environments and the actor, and evaluate."""
+    from rlsrl.envs.episodes import EpisodeReports
     from rlsrl.workers.build.evaluator import EvaluationPlan, begin_evaluation
 
     plan = EvaluationPlan(
@@ -207,7 +210,8 @@ def play(
         greedy=greedy,
     )
     log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr), processors=[_as_warning])  # stdout has the result
-    envs, evaluation = begin_evaluation(plan, evaluated.parameters, evaluated.metadata, log=log)
+    reports = EpisodeReports(plan.environment.episode_info, log=log)
+    envs, evaluation = begin_evaluation(plan, evaluated.parameters, evaluated.metadata, reports=reports, log=log)
     try:
         return evaluation.play()
     finally:
@@ -221,7 +225,10 @@ def _as_warning(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> 
 
 
 def _lines(conditions: dict[str, Any], result: EvaluationResult) -> str:
+    from rlsrl.data.episodes import info_texts
+
     actions = "greedy" if conditions["greedy"] else "sampled"
+    length = ", ".join([f"mean {result.length_mean:.1f} steps", *info_texts(result.episode_info)])
     cut = (
         f"\nWARNING: {result.num_faults} steps or resets of the environments were not finite or raised; the episodes "
         "that they cut do not count"
@@ -233,5 +240,5 @@ def _lines(conditions: dict[str, Any], result: EvaluationResult) -> str:
         f"{conditions['environments']} environments, {actions} actions, seed {conditions['seed']}\n"
         f"return: mean {result.return_mean:.2f}, std {result.return_std:.2f}, "
         f"min {min(result.returns):.2f}, max {max(result.returns):.2f}\n"
-        f"length: mean {result.length_mean:.1f} steps{cut}"
+        f"length: {length}{cut}"
     )

@@ -78,6 +78,7 @@ def _facts(experiment: Object, status: ExperimentStatus, now: datetime) -> Itera
     if (training := status.training) is not None:
         yield "trained", _trained(training)
         yield "policy", _policy(training)
+        yield "episodes", _episodes(training)
         if not is_over(status):
             updated = f"{since(training.updated_at, now)} ago" if training.updated_at else UNKNOWN
             yield "updated", f"{updated}: {STALE.meaning}" if is_stale(status, now) else updated
@@ -116,6 +117,13 @@ def _policy(training: Training) -> str:
         f"return {training.return_mean or UNKNOWN}, lag {_number(training.policy_lag)}, "
         f"version {training.version or UNKNOWN}"
     )
+
+
+def _episodes(training: Training) -> str:
+    info = (
+        f"{each.key} {each.mean or UNKNOWN} in {_number(each.count)} episodes" for each in training.episode_info or ()
+    )
+    return ", ".join([f"length {training.length_mean or UNKNOWN}", *info])
 
 
 def parameter_store(experiment: Object) -> str:

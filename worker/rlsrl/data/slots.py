@@ -9,13 +9,14 @@ transition, and its ``mask`` is False.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlsrl.data.episodes import info_field
 from rlsrl.data.specs import ArraySpec, EnvSpec, digest
 from rlsrl.data.version import INITIAL, Version
 
@@ -136,6 +137,7 @@ def rollout_layout(
     num_lanes: int,
     state: Mapping[str, ArraySpec] | None = None,
     discounted_return: bool = False,
+    episode_info: Sequence[str] = (),
 ) -> SlotLayout:
     """Return the layout of a rollout, which an actor writes and a trainer reads.
 
@@ -146,6 +148,8 @@ def rollout_layout(
         ``mask``: False where the step is not a transition (autoreset, a value that is not finite).
         ``episode_return``, ``episode_length``: of the raw rewards, at the step that ends an episode; else 0. An episode
             that ends only for training is not reported.
+        ``episode_info/...``: values of ``info`` under the keys ``episode_info``, where an episode is reported. NaN:
+            there is no finite value. Elsewhere undefined.
         ``version_attempt``, ``version_step``: of the weights that chose the step's actions.
         ``state/...``: the recurrent state with which each lane began.
         ``discounted_return``: of the lane's episode so far; only if ``discounted_return`` is true.
@@ -161,6 +165,7 @@ def rollout_layout(
         "episode_return": ArraySpec(shape=(), dtype="float32"),
         "episode_length": ArraySpec(shape=(), dtype="int32"),
     }
+    per_step |= {info_field(key): ArraySpec(shape=(), dtype="float32") for key in episode_info}
     if discounted_return:
         per_step[DISCOUNTED_RETURN] = ArraySpec(shape=(), dtype="float32")
     fields |= {name: FieldSpec(axes="steps", array=spec) for name, spec in per_step.items()}

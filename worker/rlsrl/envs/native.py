@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.envs.episodes import EpisodeReports, info_of_lane
 from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_in_bulk
 from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite, named, not_made
 from rlsrl.envs.spaces import action_batcher, observation_keys, spec_of_spaces
@@ -35,6 +36,7 @@ def make_native(
     first_rank: int = 0,
     faults: EnvironmentFaults | None = None,
     board: CallBoard | None = None,
+    reports: EpisodeReports | None = None,
 ) -> NativeVectorEnv:
     """Return ``num_envs`` environments of ``source`` that step in bulk. The caller closes them.
 
@@ -54,7 +56,7 @@ def make_native(
 
     calls = private_entry() if board is None else board.open_entry(first_rank, span=num_envs)
     single = on_board(calls, 0, "make", environment_spec, source)
-    native = NativeVectorEnv(make, seed=seed, first_rank=first_rank, faults=faults, calls=calls)
+    native = NativeVectorEnv(make, seed=seed, first_rank=first_rank, faults=faults, calls=calls, reports=reports)
     if native.spec != single:
         native.close()
         raise ConfigurationError(
@@ -83,12 +85,14 @@ class NativeVectorEnv(VectorEnv):
         first_rank: int = 0,
         faults: EnvironmentFaults | None = None,
         calls: CallEntry | None = None,
+        reports: EpisodeReports | None = None,
     ) -> None:
         """Step what ``make`` returns. ``seed`` seeds the first reset.
 
         Errors name environment ranks, which begin at ``first_rank``. ``faults`` counts the environments'
         faults; None: they are logged only. ``calls`` shows the calls to the call watch, of all environments at once;
         None: no call watch runs. ``close`` closes it.
+        ``reports`` chooses what episodes report; None: return and length.
 
         Raises:
             ConfigurationError: the autoreset is not NEXT_STEP, or a space is not supported.
@@ -114,6 +118,9 @@ class NativeVectorEnv(VectorEnv):
             self.close()
             raise
         self._faults = faults or EnvironmentFaults()
+        all_reports = reports or EpisodeReports()
+        self._chooses_info = bool(all_reports.keys)
+        self._reports = [all_reports.of(rank) for rank in self._ranks]
         self._guard = SlotGuard(self.spec, self.num_envs)
         self._resets_all = False
         """Whether the next step resets all environments."""
@@ -150,7 +157,7 @@ class NativeVectorEnv(VectorEnv):
             return
         assert self._envs is not None, "open"
         try:
-            self._frame, rewards, terminated, truncated, _ = on_board(
+            self._frame, rewards, terminated, truncated, info = on_board(
                 self._calls, 0, "step", self._envs.step, self._batch(actions)
             )
         except USERS_ERRORS as error:
@@ -165,7 +172,7 @@ class NativeVectorEnv(VectorEnv):
         self._lengths += taken
         np.logical_or(arrays["terminated"][step], arrays["truncated"][step], out=self._ended)
         if self._ended.any():
-            self._write_ends(arrays, step)
+            self._write_ends(arrays, step, info)
         is_frame_finite = self._write_frame(arrays, step + 1)
         if not (is_frame_finite and is_finite(arrays["reward"][step], self._guard.reward_zeros)):
             self._repair(arrays, step)
@@ -273,10 +280,15 @@ class NativeVectorEnv(VectorEnv):
     def _found(self, lane: int, step: int, key: str, value: float) -> NonFiniteValue:
         return NonFiniteValue(rank=self._ranks[lane], step=step, key=key, value=value)
 
-    def _write_ends(self, arrays: Arrays, step: int) -> None:
+    def _write_ends(self, arrays: Arrays, step: int, info: Any) -> None:
         for name, so_far in (("episode_return", self._returns), ("episode_length", self._lengths)):
             np.copyto(arrays[name][step], so_far, where=self._ended, casting="same_kind")
             so_far[self._ended] = 0
+        if not (info or self._chooses_info):
+            return
+        for lane in np.flatnonzero(self._ended).tolist():
+            total, length = arrays["episode_return"][step, lane], arrays["episode_length"][step, lane]
+            self._reports[lane].write(arrays, step, lane, info_of_lane(info, lane), total, length)
 
     def _write_frame(self, arrays: Arrays, frame: int) -> bool:
         """Write the newest observations, and return whether they are finite."""

@@ -7,12 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from rlsrl.data.specs import EnvSpec
+from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.vector import EnvCall, LoopVectorEnv, VectorEnv, common_spec
 from rlsrl.runtime.call_board import CallBoard
@@ -51,6 +53,7 @@ class EnvironmentThreads:
         close_seconds: float = CLOSE_SECONDS,
         faults: EnvironmentFaults | None = None,
         board: CallBoard | None = None,
+        reports: EpisodeReports | None = None,
     ) -> None:
         """Make one environment per seed, one after the other; the other arguments are those of ``LoopVectorEnv``.
 
@@ -70,7 +73,17 @@ class EnvironmentThreads:
         try:
             for number, seed in enumerate(seeds):
                 rank = first_rank + number
-                lane = _Lane(number, make, seed, rank, max_decorrelation_steps, self._progress, faults, board)
+                make_envs = partial(
+                    LoopVectorEnv,
+                    make,
+                    seeds=[seed],
+                    first_rank=rank,
+                    max_decorrelation_steps=max_decorrelation_steps,
+                    faults=faults,
+                    board=board,
+                    reports=reports,
+                )
+                lane = _Lane(number, rank, make_envs, self._progress)
                 lane.thread.start()
                 self._lanes.append(lane)
                 lane.is_made.wait()
@@ -191,17 +204,8 @@ class _Progress:
 class _Lane:
     """One thread and its environment."""
 
-    def __init__(
-        self,
-        lane: int,
-        make: Callable[[], gymnasium.Env[Any, Any]],
-        seed: int,
-        rank: int,
-        max_decorrelation_steps: int,
-        progress: _Progress,
-        faults: EnvironmentFaults | None,
-        board: CallBoard | None,
-    ) -> None:
+    def __init__(self, lane: int, rank: int, make_envs: Callable[..., VectorEnv], progress: _Progress) -> None:
+        """``make_envs`` makes the environment as a vector of one. It gets ``wrap_call``, as ``LoopVectorEnv`` does."""
         self.rank = rank
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         """Jobs to do; None ends the thread."""
@@ -217,24 +221,12 @@ class _Lane:
         # Daemonic: an environment whose step never returns must not keep the process alive.
         self.thread = threading.Thread(target=self._run, name=f"environment-{rank}", daemon=True)
         self._lane = lane
-        self._make = make
-        self._seed = seed
-        self._max_decorrelation_steps = max_decorrelation_steps
+        self._make_envs = make_envs
         self._progress = progress
-        self._faults = faults
-        self._board = board
 
     def _run(self) -> None:
         try:
-            envs = LoopVectorEnv(
-                self._make,
-                seeds=[self._seed],
-                first_rank=self.rank,
-                max_decorrelation_steps=self._max_decorrelation_steps,
-                wrap_call=self._release_during,
-                faults=self._faults,
-                board=self._board,
-            )
+            envs = self._make_envs(wrap_call=self._release_during)
             self.spec = envs.spec
         except BaseException as failure:  # noqa: BLE001 - the owner's thread raises it
             self._progress.failed(failure)

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.check import first_observation, unusable_observation, unusable_step
+from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite, named, not_made
-from rlsrl.envs.info_keys import EPISODE_CONTINUES
 from rlsrl.envs.spaces import action_decoder, observation_keys, spec_of
 from rlsrl.runtime.call_board import IDLE, LANE, NUM_CALLS, CallBoard, close_entry, on_board, private_entry
 from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError
@@ -53,7 +53,8 @@ class VectorEnv(Protocol):
         """Take step ``step`` of the slot with ``actions`` [N, ...].
 
         Writes ``reward``, ``terminated``, ``truncated``, ``mask``, ``episode_return`` and ``episode_length`` of
-        ``step``, and the frame ``step + 1``. Steps of a slot come in order, after ``begin``.
+        ``step``, and the frame ``step + 1``. Where an episode is reported, also its ``episode_info/...``. Steps of a
+        slot come in order, after ``begin``.
 
         All of it is finite. Where an environment gives what is not, its step is no transition (``mask`` is False), the
         step before is truncated, and the frame after it is the first of a new episode (``faults.SlotGuard``). The
@@ -61,7 +62,8 @@ class VectorEnv(Protocol):
         what does not fit; such an environment is closed and made again.
 
         Raises:
-            ConfigurationError: an environment that was made again has other spaces than before.
+            ConfigurationError: an environment that was made again has other spaces than before, or a chosen value of
+                ``info`` is not a number.
             EnvironmentFailed: an environment failed more often than its budget allows.
             EnvironmentFault: too many values in a row are not finite.
         """
@@ -98,6 +100,7 @@ class LoopVectorEnv(VectorEnv):
         wrap_call: Callable[[EnvCall], EnvCall] = lambda call: call,
         faults: EnvironmentFaults | None = None,
         board: CallBoard | None = None,
+        reports: EpisodeReports | None = None,
     ) -> None:
         """Make one environment per seed.
 
@@ -111,6 +114,7 @@ class LoopVectorEnv(VectorEnv):
             wrap_call: Returns the substitute of an ``EnvCall``. Not for the first making of each environment.
             faults: Counts the environments' faults; None: they are logged only.
             board: Shows the environments' calls to the call watch; None: no call watch runs.
+            reports: Chooses what episodes report; None: return and length.
 
         Raises:
             ConfigurationError: a space is not supported, or the environments have different spaces.
@@ -136,6 +140,8 @@ class LoopVectorEnv(VectorEnv):
             self.close()
             raise
         self._faults = faults or EnvironmentFaults()
+        self._all_reports = reports or EpisodeReports()
+        self._reports = [self._all_reports.of(first_rank + lane, env) for lane, env in self._envs.items()]
         self._guard = SlotGuard(self.spec, self.num_envs)
         self._keys = tuple(
             (name, keys, self._guard.frame_zeros[name])
@@ -167,7 +173,7 @@ class LoopVectorEnv(VectorEnv):
         """Take one step. It writes flags only where an episode ends: ``begin`` cleared the others."""
         rewards, decoded = arrays["reward"][step], self._decode(actions)
         observations, ended, returns, lengths = self._observations, self._ended, self._returns, self._lengths
-        calls = self._calls
+        calls, reports = self._calls, self._reports
         calls[NUM_CALLS] += 1
         for lane, (env_step, action) in enumerate(zip(self._steps, decoded, strict=True)):
             calls[LANE] = lane
@@ -178,6 +184,8 @@ class LoopVectorEnv(VectorEnv):
                     arrays["mask"][step, lane] = False
                     observations[lane] = self._reset(lane)
                     self._guard.has_frame(lane)
+                    if lengths[lane] and reports[lane].is_over():
+                        returns[lane], lengths[lane] = 0.0, 0
                     continue
                 result = env_step(action)
                 observations[lane], reward, terminated, truncated, info = result
@@ -188,12 +196,11 @@ class LoopVectorEnv(VectorEnv):
                     ended[lane] = True
                     arrays["terminated"][step, lane] = terminated
                     arrays["truncated"][step, lane] = truncated
-                    if EPISODE_CONTINUES in info:
-                        continue
-                    arrays["episode_return"][step, lane] = returns[lane]
-                    arrays["episode_length"][step, lane] = lengths[lane]
-                    returns[lane] = 0.0
-                    lengths[lane] = 0
+                    if not reports[lane].goes_on(info, terminated=terminated):
+                        reports[lane].write(arrays, step, lane, info, returns[lane], lengths[lane])
+                        returns[lane], lengths[lane] = 0.0, 0
+            except ConfigurationError:
+                raise
             except USERS_ERRORS as error:
                 calls[LANE] = IDLE
                 reason = error if result is ... else unusable_step(self._envs[lane], result, error)
@@ -256,8 +263,7 @@ class LoopVectorEnv(VectorEnv):
                 self._observations[lane] = self._reset(lane)
             except USERS_ERRORS as error:
                 self._observations[lane] = self._make_again(lane, 0, error)
-            self._ended[lane] = False
-            self._returns[lane], self._lengths[lane] = 0.0, 0
+            self._ended[lane], self._returns[lane], self._lengths[lane] = False, 0.0, 0
         self._write_frame(arrays, step + 1)
         for lane in found:
             self._check_reset(arrays, step + 1, lane)
@@ -332,6 +338,7 @@ class LoopVectorEnv(VectorEnv):
                 f"environment rank {self._first_rank + lane} had {self.spec}; made again, it has {spec}"
             )
         self._steps[lane] = self._wrap_call(env.step)
+        self._reports[lane] = self._all_reports.of(self._first_rank + lane, env)
         self._num_made_again += 1
         rng = np.random.default_rng((self._seeds[lane], _MADE_AGAIN, self._num_made_again))
         return self._reset(lane, seed=int(rng.integers(2**31)))
@@ -354,8 +361,9 @@ class LoopVectorEnv(VectorEnv):
                 raise reason from (None if reason is error else error)
             self._lengths[lane] += 1
             if terminated or truncated:
+                goes_on = self._reports[lane].goes_on(info, terminated=terminated)
                 observation = self._reset(lane)
-                if EPISODE_CONTINUES not in info:
+                if not goes_on or self._reports[lane].is_over():
                     self._returns[lane], self._lengths[lane] = 0.0, 0
         if not math.isfinite(self._returns[lane]):
             observation = self._reset(lane)

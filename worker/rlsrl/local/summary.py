@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rlsrl.data.episodes import info_texts
 from rlsrl.local.metrics_log import MetricsRow
 from rlsrl.local.run_record import RunRecord
 from rlsrl.parameters.evaluations import best_of, evaluation_of
@@ -53,6 +54,8 @@ def summarize(facts: RunFacts) -> dict[str, Any]:
         "env_steps": env_steps,
         "train_steps": int(result.get("train_steps", 0)),
         "return_mean": result.get("return_mean"),
+        "length_mean": result.get("length_mean"),
+        "episode_info": dict(result.get("episode_info", {})),
         "non_finite_returns": int(result.get("non_finite_returns", 0)),
         "minibatches": int(result.get("minibatches", 0)),
         "minibatches_skipped": int(result.get("minibatches_skipped", 0)),
@@ -100,6 +103,7 @@ def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = Fa
     effort = f"{summary['env_steps']:,} env steps in {summary['training_seconds']:.1f} s{speed}"
     lines = [
         f"{summary['name']} {state}: {returns} after {effort}",
+        *_episode_lines(summary),
         *_evaluation_lines(summary),
         *_dropped_lines(summary["ledger"]),
         *(f"WARNING: {rollback['text']}" for rollback in summary["rollbacks"]),
@@ -110,6 +114,20 @@ def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = Fa
     if summary["versions"]["count"] and learned and not failed:
         run = shlex.quote(str(folder))
         lines += ["try next:", f"  rlsrl eval {run}", f"  rlsrl params list {run}", f"  rlsrl plot {run}"]
+    return lines
+
+
+def _episode_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return a line about lengths and values of ``info``, and one about keys that no episode had."""
+    if summary["length_mean"] is None:
+        return []
+    info = summary["episode_info"]
+    lines = [", ".join([f"episodes: mean length {summary['length_mean']:.1f}", *info_texts(info)])]
+    if missing := [key for key, statistics in info.items() if not statistics["count"]]:
+        lines += [
+            f"WARNING: no episode had a finite number under {', '.join(missing)} in info (environment.episodeInfo).",
+            "WARNING: the actors' logs name the keys of info; look for episode_info_missing.",
+        ]
     return lines
 
 
@@ -153,10 +171,12 @@ def _non_finite_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _evaluation_text(evaluation: Mapping[str, Any]) -> str:
+    unfinished = f"unfinished: {evaluation['unfinished']}" if "unfinished" in evaluation else ""
     if "return_mean" not in evaluation:
-        return f"unfinished: {evaluation['unfinished']}"
+        return unfinished
     faults = f" ({cut:,} environment faults)" if (cut := evaluation.get("faults")) else ""
-    return f"mean return {evaluation['return_mean']:.1f} over {evaluation['episodes']} episodes{faults}"
+    result = f"mean return {evaluation['return_mean']:.1f} over {evaluation['episodes']} episodes{faults}"
+    return ", ".join([*([unfinished] if unfinished else []), result, *info_texts(evaluation.get("episode_info", {}))])
 
 
 def ledger_warning(ledger: Mapping[str, Any]) -> list[str]:

@@ -1,8 +1,8 @@
 """Evaluations of stored versions: where they are stored, and which version is the best.
 
 An evaluation is the result of a fixed number of episodes with one version. It is stored in the version's metadata under
-``EVALUATION_KEY``: ``episodes``, ``return_mean``, ``return_std`` and others; or only ``unfinished`` with the reason, if
-the episodes did not end.
+``EVALUATION_KEY``: ``episodes``, ``return_mean``, ``return_std`` and others. If some episodes did not end, it also has
+the reason, ``unfinished``, and the numbers are those of the others; if none ended, it has only the reason.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ def evaluation_of(info: VersionInfo) -> Mapping[str, Any] | None:
 
 
 def return_mean_of(info: VersionInfo) -> float | None:
-    """Return the version's mean return; None if its evaluation is missing or unfinished."""
-    mean = (evaluation_of(info) or {}).get("return_mean")
-    return float(mean) if isinstance(mean, int | float) else None
+    """Return the version's mean return; None if its evaluation is missing or unfinished.
+
+    The mean of an unfinished evaluation is no estimate: the long episodes are missing.
+    """
+    evaluation = evaluation_of(info) or {}
+    mean = evaluation.get("return_mean")
+    return float(mean) if isinstance(mean, int | float) and "unfinished" not in evaluation else None
 
 
 def number_of(info: VersionInfo) -> int:

@@ -136,6 +136,13 @@ class Metrics:
         roles=(TRAINER,),
     )
     episodes = _Declared(Counter, "episodes_total", "Episodes that ended in trained batches.", roles=(TRAINER,))
+    episode_info = _Declared(
+        Counter,
+        "episode_info_total",
+        "Episodes that ended in trained batches with a value of this key of info (environment.episodeInfo).",
+        labels=("key",),
+        roles=(TRAINER,),
+    )
     policy_lag = _Declared(
         Histogram,
         "policy_lag_steps",
@@ -156,6 +163,19 @@ class Metrics:
     compiled = _Declared(Gauge, "compiled", "1 if the training step is compiled, else 0.", roles=(TRAINER,))
     return_mean = _Declared(
         Gauge, "return_mean", "Mean undiscounted return of the last finished episodes.", roles=(TRAINER,)
+    )
+    episode_length_mean = _Declared(
+        Gauge,
+        "episode_length_mean",
+        "Mean number of steps of the last finished episodes.",
+        roles=(TRAINER,),
+    )
+    episode_info_mean = _Declared(
+        Gauge,
+        "episode_info_mean",
+        "Mean of the last values of this key of info at the ends of episodes (environment.episodeInfo).",
+        labels=("key",),
+        roles=(TRAINER,),
     )
     version_attempt = _Declared(
         Gauge,
@@ -205,7 +225,23 @@ class Metrics:
         roles=(EVALUATOR,),
     )
     evaluation_return_mean = _Declared(
-        Gauge, "evaluation_return_mean", "Mean undiscounted return of the last evaluation.", roles=(EVALUATOR,)
+        Gauge,
+        "evaluation_return_mean",
+        "Mean undiscounted return of the last evaluation whose episodes all ended.",
+        roles=(EVALUATOR,),
+    )
+    evaluation_length_mean = _Declared(
+        Gauge,
+        "evaluation_length_mean",
+        "Mean number of steps of the episodes of the last evaluation whose episodes all ended.",
+        roles=(EVALUATOR,),
+    )
+    evaluation_info_mean = _Declared(
+        Gauge,
+        "evaluation_info_mean",
+        "Mean of the values of this key of info in the last evaluation whose episodes all ended.",
+        labels=("key",),
+        roles=(EVALUATOR,),
     )
     inference_requests = _Declared(Counter, "inference_requests_total", "Answered requests of actors.", roles=(POLICY,))
     inference_batch_environments = _Declared(

@@ -213,6 +213,7 @@ def workload_of(
         num_steps=num_steps,
         num_lanes=lanes,
         discounted_return=spec.algorithm.chosen.normalize_rewards,
+        episode_info=spec.environment.episode_info,
     )
     inference = InferenceLayout.of(env_spec)
     answer = ArraySpec(shape=(inference.distribution_size,), dtype="float32")

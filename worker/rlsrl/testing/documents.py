@@ -107,6 +107,9 @@ EXAMPLES = {
 """Valid strings for fields with a pattern. All factories use the same string."""
 
 
+INFO_KEYS = ("is_success", "reward_forward", "0/x.y-z")
+"""Valid items of lists of strings."""
+
 POD_TEMPLATES: tuple[JsonDocument, ...] = (
     {},
     {"metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}}},
@@ -138,7 +141,7 @@ def legal(case: Case) -> Any:
     if kind.type is str:
         return EXAMPLES.get(case.text, "package.module:make")
     if get_origin(kind.type) is tuple:
-        return [kind.items[0].bound("ge")]
+        return [INFO_KEYS[0] if kind.items[0].type is str else kind.items[0].bound("ge")]
     if get_origin(kind.type) is dict:
         return {"key": "value"}
     if kind.type is bool:
@@ -203,8 +206,10 @@ def out_of_range(kind: FieldType) -> list[Any]:
     if kind.type is str:
         return ["x" * (kind.bound("max_length") + 1), "", "no spaces, please", "-x", "ä", "x\n"]
     if get_origin(kind.type) is tuple:
-        item = kind.items[0]
-        return [[], [item.bound("ge")] * (kind.bound("max_length") + 1)]
+        item, too_many = kind.items[0], kind.bound("max_length") + 1
+        if item.type is str:
+            return [[INFO_KEYS[0]] * too_many]
+        return [[], [item.bound("ge")] * too_many]
     if get_origin(kind.type) is dict:
         return [{f"key{number}": "value" for number in range(kind.bound("max_length") + 1)}]
     if kind.type is bool:
@@ -258,10 +263,10 @@ def random_legal(case: Case, rng: random.Random) -> Any:
     if get_origin(kind.type) is Literal:
         return rng.choice(get_args(kind.type))
     if get_origin(kind.type) is tuple:
-        item = kind.items[0]
-        return [
-            rng.randint(item.bound("ge"), item.bound("le")) for _ in range(rng.randint(1, kind.bound("max_length")))
-        ]
+        item, number = kind.items[0], rng.randint(1, kind.bound("max_length"))
+        if item.type is str:
+            return rng.choices(INFO_KEYS, k=number)
+        return [rng.randint(item.bound("ge"), item.bound("le")) for _ in range(number)]
     if get_origin(kind.type) is dict and kind.items[1].type is not str:
         if case.path[-1] == "podTemplate":
             return copy.deepcopy(rng.choice(POD_TEMPLATES))

@@ -6,8 +6,8 @@ import copy
 import ctypes
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -26,6 +26,8 @@ class Episode:
     """The reward of each step. Their number is the episode's length."""
     end: Literal["terminated", "truncated", "both"] = "terminated"
     """What the last step reports."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """``info`` of the last step."""
 
 
 class ScriptedEnv(gymnasium.Env[Any, Any]):
@@ -82,7 +84,8 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
         reward = episode.rewards[self._taken]
         self._taken += 1
         last = self._taken == len(episode.rewards)
-        return self._observe(), reward, last and episode.end != "truncated", last and episode.end != "terminated", {}
+        terminated, truncated = last and episode.end != "truncated", last and episode.end != "terminated"
+        return self._observe(), reward, terminated, truncated, dict(episode.info) if last else {}
 
     @override
     def close(self) -> None:
@@ -100,6 +103,54 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
 
 def _unbounded(size: int) -> spaces.Box[Any]:
     return spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+
+class PhaseEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """Episodes of ``LENGTH`` steps with a reward of 1 a step. Their last ``info`` compares the process's environments.
+
+    ``in_step``: the share of the other environments that are as far in their episodes, to a step. ``is_success``: True
+    for every other episode of an environment. ``word``: a text.
+    """
+
+    LENGTH: ClassVar[int] = 16
+    _all: ClassVar[list[PhaseEnv]] = []
+    """Those of this process that are not closed."""
+
+    def __init__(self) -> None:
+        self.observation_space = _unbounded(1)
+        self.action_space = spaces.Discrete(2)
+        self.taken = 0
+        """Steps of this episode."""
+        self._succeeds = False
+        self._all.append(self)
+
+    @override
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed, options=options)
+        self.taken = 0
+        return np.zeros(1, np.float32), {}
+
+    @override
+    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Take a step, whatever the action."""
+        self.taken += 1
+        observation = np.full(1, self.taken / self.LENGTH, np.float32)
+        if self.taken < self.LENGTH:
+            return observation, 1.0, False, False, {}
+        self._succeeds = not self._succeeds
+        others = [each for each in self._all if each is not self]
+        in_step = sum((self.taken - each.taken) % self.LENGTH <= 1 for each in others)
+        info = {"is_success": self._succeeds, "in_step": in_step / max(len(others), 1), "word": "done"}
+        return observation, 1.0, True, False, info
+
+    @override
+    def close(self) -> None:
+        """Leave the comparison."""
+        if self in self._all:
+            self._all.remove(self)
 
 
 class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):

@@ -7,12 +7,13 @@ ones if each step gives a reward, and the good ones if each step costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from rlsrl.data.episodes import InfoStatistics, finite_mean, info_field
 from rlsrl.data.slots import Slot, rollout_layout
 from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.seeds import environment_seed
@@ -24,8 +25,8 @@ _NOISE_DOMAIN = 21
 
 
 class EvaluationUnfinished(RuntimeError):
-    """There is no result. The text says why: an environment has not ended its episodes within the allowed steps, or the
-    mean return is not finite."""
+    """There is no result. The text says why: no episode has ended within the allowed steps, or the mean return is not
+    finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,13 @@ class EvaluationResult:
     """Undiscounted return of each episode, ordered by environment."""
     lengths: tuple[int, ...]
     """Steps of each episode, in the same order."""
+    info: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By chosen key of ``info``: its finite values at the ends of these episodes."""
     num_faults: int = 0
     """Environment faults meanwhile. The episodes that they cut do not count; others took their place."""
+    unfinished: str = ""
+    """Why some episodes are missing; empty if all have ended. Long episodes are missing rather than short ones, so that
+    such a result does not compare with others."""
 
     @property
     def num_episodes(self) -> int:
@@ -60,8 +66,16 @@ class EvaluationResult:
         """Mean number of steps of an episode."""
         return float(np.mean(self.lengths))
 
+    @property
+    def episode_info(self) -> InfoStatistics:
+        """Of each chosen key of ``info``: the mean, and how many of these episodes had a value."""
+        return {key: {"mean": finite_mean(values), "count": len(values)} for key, values in self.info.items()}
+
     def to_json(self) -> Mapping[str, Any]:
-        """Return the summary as a JSON value; null for a value that is NaN or infinite, which JSON lacks."""
+        """Return the summary as a JSON value; null for a value that is NaN or infinite, which JSON lacks.
+
+        It has ``unfinished`` only if episodes are missing.
+        """
         values = {
             "return_mean": self.return_mean,
             "return_std": self.return_std,
@@ -70,7 +84,9 @@ class EvaluationResult:
             "length_mean": self.length_mean,
         }
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        return {"episodes": self.num_episodes, "faults": self.num_faults, **finite}
+        unfinished = {"unfinished": self.unfinished} if self.unfinished else {}
+        counts = {"episodes": self.num_episodes, "faults": self.num_faults}
+        return {**counts, **finite, "episode_info": self.episode_info, **unfinished}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +126,17 @@ def acting_noise(seed: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_NOISE_DOMAIN,)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Episode:
+    """An episode that has ended."""
+
+    total: float
+    """Its undiscounted return."""
+    length: int
+    info: Mapping[str, float]
+    """By chosen key of ``info``: its finite value, if there is one."""
+
+
 class Evaluation:
     """Plays ``episodes_per_environment`` episodes in each environment, one step of all of them at a time.
 
@@ -124,14 +151,16 @@ class Evaluation:
         num_steps: int,
         episodes_per_environment: int,
         max_steps: int,
+        episode_info: Sequence[str] = (),
         faults: EnvironmentFaults | None = None,
     ) -> None:
         """Prepare the evaluation. ``step`` plays it.
 
         Args:
             actor: Has its weights, for slots of ``num_steps`` steps with one lane per environment.
-            envs: Have not been stepped. The caller closes them.
+            envs: Have not been stepped, and report ``episode_info``. The caller closes them.
             faults: Counts the environments' faults; None: the result reports none.
+            episode_info: Keys of ``info`` that the result reports.
             num_steps: Steps between two checks for the end.
             episodes_per_environment: Episodes that count of each environment. Later episodes do not count.
             max_steps: Steps of each environment after which to give up, rounded up to whole slots.
@@ -142,17 +171,22 @@ class Evaluation:
         self._wanted = episodes_per_environment
         self._max_steps = max_steps
         self._faults = faults or EnvironmentFaults()
-        layout = rollout_layout(envs.spec, num_steps=num_steps, num_lanes=envs.num_envs)
+        self._fields = {key: info_field(key) for key in episode_info}
+        layout = rollout_layout(
+            envs.spec, num_steps=num_steps, num_lanes=envs.num_envs, episode_info=tuple(episode_info)
+        )
         self._slot = Slot(arrays=layout.view(bytearray(layout.nbytes)))
-        self._episodes: list[list[tuple[float, int]]] = [[] for _ in range(envs.num_envs)]
+        self._episodes: list[list[_Episode]] = [[] for _ in range(envs.num_envs)]
         self._steps_taken = 0
 
     def step(self) -> EvaluationResult | None:
-        """Take one step in each environment. Return the result once all episodes have ended, else None.
+        """Take one step in each environment. Return the result once it is there, else None.
+
+        The result is there when all episodes have ended. After ``max_steps`` steps it has those that have ended.
 
         Raises:
-            EvaluationUnfinished: an environment has not ended its episodes within ``max_steps`` steps, or the mean
-                return is not finite.
+            EvaluationUnfinished: no episode has ended within ``max_steps`` steps, or the mean return is not finite.
+            ConfigurationError: a chosen value of ``info`` is not a number.
             EnvironmentFault: too many values in a row are not finite.
             EnvironmentFailed: an environment failed more often than its budget allows.
         """
@@ -178,24 +212,39 @@ class Evaluation:
         """Append the slot's ended episodes to those of their environments, in the order of their ends."""
         arrays = self._slot.arrays
         for step, lane in np.argwhere(arrays["episode_length"]):
-            episode = (float(arrays["episode_return"][step, lane]), int(arrays["episode_length"][step, lane]))
+            info = {key: float(arrays[name][step, lane]) for key, name in self._fields.items()}
+            episode = _Episode(
+                total=float(arrays["episode_return"][step, lane]),
+                length=int(arrays["episode_length"][step, lane]),
+                info={key: value for key, value in info.items() if math.isfinite(value)},
+            )
             self._episodes[lane].append(episode)
 
     def _result(self) -> EvaluationResult | None:
         fewest = min(map(len, self._episodes))
-        if fewest >= self._wanted:
-            counted = [episode for ended in self._episodes for episode in ended[: self._wanted]]
-            returns, lengths = zip(*counted, strict=True)
-            result = EvaluationResult(returns=returns, lengths=lengths, num_faults=self._faults.num_faults)
-            if not math.isfinite(result.return_mean):
-                raise EvaluationUnfinished(
-                    f"the mean return is {result.return_mean}: an episode's return exceeds 32-bit floats"
-                )
-            return result
-        if self._steps_taken >= self._max_steps:
+        if fewest < self._wanted and self._steps_taken < self._max_steps:
+            return None
+        counted = [episode for ended in self._episodes for episode in ended[: self._wanted]]
+        unfinished = "" if fewest >= self._wanted else self._missing(len(counted), fewest)
+        if not counted:
+            raise EvaluationUnfinished(unfinished)
+        result = EvaluationResult(
+            returns=tuple(episode.total for episode in counted),
+            lengths=tuple(episode.length for episode in counted),
+            info={key: [each.info[key] for each in counted if key in each.info] for key in self._fields},
+            num_faults=self._faults.num_faults,
+            unfinished=unfinished,
+        )
+        if not math.isfinite(result.return_mean):
             raise EvaluationUnfinished(
-                f"environment {[len(ended) for ended in self._episodes].index(fewest)} ended {fewest} of "
-                f"{self._wanted} episodes in {self._steps_taken} steps; allow more steps, or set a time limit on "
-                "episodes"
+                f"the mean return is {result.return_mean}: an episode's return exceeds 32-bit floats"
             )
-        return None
+        return result
+
+    def _missing(self, num_ended: int, fewest: int) -> str:
+        """Return which episodes have not ended."""
+        return (
+            f"{num_ended} of {self._wanted * len(self._episodes)} episodes ended in {self._steps_taken} steps of each "
+            f"environment; environment {[len(ended) for ended in self._episodes].index(fewest)} ended {fewest} of "
+            f"{self._wanted}; allow more steps, or set a time limit on episodes"
+        )

@@ -16,6 +16,8 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from rlsrl.api.resolved import EvaluatorConfig, ParameterStoreConfig
+from rlsrl.data.episodes import info_scalars
+from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.vector import VectorEnv
 from rlsrl.parameters.evaluations import EVALUATION_KEY, tag_best
 from rlsrl.parameters.protocols import Corrupt, ParameterDB, VersionInfo, VersionNotFound
@@ -34,8 +36,9 @@ CHECK_SECONDS = 0.5
 NOTHING = PollResult()
 
 EvaluationOutcome = Literal["stored", "unfinished", "pruned", "corrupt", "failed"]
-"""The outcome of an evaluation. stored: the result is stored with the version; unfinished: there is no result;
-pruned: the version is gone; corrupt: the version is damaged; failed: the store failed to read or to write."""
+"""The outcome of an evaluation. stored: the result is stored with the version; unfinished: some episodes did not end,
+and the result of the others is stored; pruned: the version is gone; corrupt: the version is damaged; failed: the store
+failed to read or to write."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,7 @@ class EvaluatorParts:
     db: ParameterDB
     policy_name: str
     plan: EvaluationPlan
+    reports: EpisodeReports
     share: Share
     interval: EvaluationInterval
 
@@ -100,6 +104,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
             db=self._open_db(config.parameter_store),
             policy_name=config.policy_name,
             plan=evaluator_plan(config),
+            reports=EpisodeReports(config.environment.episode_info, log=self._context.log),
             share=Share(index=self._context.index, num_evaluators=config.num_evaluators),
             interval=EvaluationInterval(every_seconds=config.every_seconds, every_versions=config.every_versions),
         )
@@ -154,7 +159,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         assert parameters is not None, "None only where newer_than is given"
         context = self._context
         envs, evaluation = begin_evaluation(
-            parts.plan, parameters, info.metadata, log=context.log, board=context.call_board
+            parts.plan, parameters, info.metadata, reports=parts.reports, log=context.log, board=context.call_board
         )
         self._playing = _Playing(info=info, envs=envs, evaluation=evaluation, began=began)
         self._context.report_version(info.version)
@@ -181,14 +186,24 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         """Record the result: on the learning curve, in metrics, and with the version if that still exists."""
         summary = {**result.to_json(), "greedy": parts.plan.greedy}
         self._context.join_session.record(info.version.step, _scalars(info, result))
-        self._context.metrics.evaluation_return_mean.set(result.return_mean)
-        self._store(parts, info, summary, "stored")
+        self._store(parts, info, summary, "unfinished" if result.unfinished else "stored")
+        if result.unfinished:
+            return
+        self._set_metrics(result)
         self._statistics |= {
             "return_mean": result.return_mean,
             "return_std": result.return_std,
             "step": float(info.version.step),
         }
         self._context.report_stats(self._statistics)
+
+    def _set_metrics(self, result: EvaluationResult) -> None:
+        metrics = self._context.metrics
+        metrics.evaluation_return_mean.set(result.return_mean)
+        metrics.evaluation_length_mean.set(result.length_mean)
+        for key, statistics in result.episode_info.items():
+            if (mean := statistics["mean"]) is not None:
+                metrics.evaluation_info_mean.labels(key=key).set(mean)
 
     def _store(
         self, parts: EvaluatorParts, info: VersionInfo, evaluation: Mapping[str, Any], outcome: EvaluationOutcome
@@ -224,12 +239,16 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
 
 
 def _scalars(info: VersionInfo, result: EvaluationResult) -> dict[str, float]:
-    """Return the row of the learning curve at the version's step."""
-    env_steps = info.metadata.get("env_steps")
-    return {
-        "evaluation/return_mean": result.return_mean,
-        "evaluation/return_std": result.return_std,
-        "evaluation/length_mean": result.length_mean,
-        "evaluation/episodes": float(result.num_episodes),
-        **({"evaluation/env_steps": float(env_steps)} if isinstance(env_steps, int | float) else {}),
+    """Return the row of the learning curve at the version's step. A result with missing episodes has other names."""
+    prefix = "unfinished_evaluation" if result.unfinished else "evaluation"
+    scalars = {
+        "return_mean": result.return_mean,
+        "return_std": result.return_std,
+        "length_mean": result.length_mean,
+        "episodes": float(result.num_episodes),
+        **info_scalars(result.episode_info),
     }
+    env_steps = info.metadata.get("env_steps")
+    if isinstance(env_steps, int | float):
+        scalars["env_steps"] = float(env_steps)
+    return {f"{prefix}/{name}": value for name, value in scalars.items()}

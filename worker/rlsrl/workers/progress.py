@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlsrl.data.specs import Arrays
+from rlsrl.data.episodes import EndedEpisodes, InfoStatistics, finite_mean
 
 SKIP_WINDOW = 200
 """The newest minibatches that ``SkipWindow`` judges."""
@@ -29,7 +29,7 @@ class StopConditions:
 
 
 class Progress:
-    """The run's counters and the returns of its last episodes."""
+    """The run's counters and the reports of its last episodes."""
 
     def __init__(self, *, episodes: int) -> None:
         self.env_steps = 0
@@ -41,37 +41,52 @@ class Progress:
         self.non_finite_returns = 0
         """Episodes whose return was NaN or infinite. They are in no mean."""
         self._returns: deque[float] = deque(maxlen=episodes)
+        self._lengths: deque[int] = deque(maxlen=episodes)
+        self._info: dict[str, deque[float]] = {}
+        """By key of ``info``: the values of the last ``episodes`` episodes that had one."""
+        self._info_counts: dict[str, int] = {}
+        """By key: the episodes that had a value."""
 
     def add(
-        self, *, returns: Sequence[float], num_transitions: int, seconds: float, minibatches: int, skipped: int
+        self, episodes: EndedEpisodes, *, num_transitions: int, seconds: float, minibatches: int, skipped: int
     ) -> None:
         """Count a trained batch.
 
         Args:
-            returns: of the episodes that ended in it.
+            episodes: those that ended in it.
             num_transitions: of all ranks.
             seconds: since the last batch.
             minibatches: of the batch, skipped ones included.
             skipped: minibatches that were skipped.
         """
-        finite = [value for value in returns if math.isfinite(value)]
+        finite = [value for value in episodes.returns if math.isfinite(value)]
         self._returns.extend(finite)
-        self.non_finite_returns += len(returns) - len(finite)
+        self._lengths.extend(episodes.lengths)
+        self.non_finite_returns += len(episodes.returns) - len(finite)
+        for key, values in episodes.info.items():
+            self._values_of(key).extend(values)
+            self._info_counts[key] = self._info_counts.get(key, 0) + len(values)
         self.minibatches += minibatches
         self.minibatches_skipped += skipped
-        self.num_episodes += len(returns)
+        self.num_episodes += len(episodes.returns)
         self.env_steps += num_transitions
         self.train_steps += 1
         self.train_seconds += seconds
 
     @property
     def return_mean(self) -> float | None:
-        """The mean return of the last episodes, at most ``episodes``; None before the first, or if the sum overflows.
+        """The mean return of the last ``episodes`` episodes; None before the first, or if the sum overflows."""
+        return finite_mean(self._returns)
 
-        It is finite, so every JSON document can hold it.
-        """
-        mean = sum(self._returns) / len(self._returns) if self._returns else math.nan
-        return mean if math.isfinite(mean) else None
+    @property
+    def length_mean(self) -> float | None:
+        """The mean number of steps of the last ``episodes`` episodes; None before the first."""
+        return finite_mean(self._lengths)
+
+    @property
+    def episode_info(self) -> InfoStatistics:
+        """Of each chosen key of ``info``: the mean of its last values, and how many episodes of the run had one."""
+        return {key: {"mean": finite_mean(self._info[key]), "count": count} for key, count in self._info_counts.items()}
 
     def stop_reason(self, stop: StopConditions) -> str | None:
         """Return the name, as in the spec, of a condition that holds, or None."""
@@ -96,6 +111,9 @@ class Progress:
             "minibatches_skipped": self.minibatches_skipped,
             "non_finite_returns": self.non_finite_returns,
             "returns": list(self._returns),
+            "lengths": list(self._lengths),
+            "info": {key: list(values) for key, values in self._info.items()},
+            "info_counts": dict(self._info_counts),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -109,6 +127,15 @@ class Progress:
         self.non_finite_returns = int(state.get("non_finite_returns", 0))
         self._returns.clear()
         self._returns.extend(state["returns"])
+        self._lengths.clear()
+        self._lengths.extend(state.get("lengths", ()))
+        self._info.clear()
+        for key, values in state.get("info", {}).items():
+            self._values_of(key).extend(values)
+        self._info_counts = dict(state.get("info_counts", {}))
+
+    def _values_of(self, key: str) -> deque[float]:
+        return self._info.setdefault(key, deque(maxlen=self._returns.maxlen))
 
 
 class SkipWindow:
@@ -141,10 +168,3 @@ class SkipWindow:
             "not finite. At most half may be. Look for extreme rewards and observations of the environment "
             "(normalizeRewards, rewardClip and normalizeObservations bound them), or lower learningRate"
         )
-
-
-def episode_returns(batch: Arrays) -> list[float]:
-    """Return the undiscounted returns of the episodes that ended in a batch ([T, B] fields of a slot), by step."""
-    reported = (batch["episode_length"] > 0) & batch["mask"]
-    returns: list[float] = batch["episode_return"][reported].tolist()
-    return returns

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlsrl.api.role_names import ACTOR, TRAINER
+from rlsrl.data.episodes import info_statistics
 from rlsrl.data.version import Version
 from rlsrl.runtime.activity import stage_of
 from rlsrl.runtime.coordination import WorkerState
@@ -20,8 +21,8 @@ work is complete."""
 
 STALE_HEARTBEATS = 3
 """A worker counts as stale after this many heartbeat intervals of silence. Its lease expires later."""
-TOTALS = ("env_steps", "train_steps", "return_mean", "policy_lag", "unstored_versions")
-"""Statistics of trainer rank 0 that the document shows for the whole experiment."""
+TOTALS = ("env_steps", "train_steps", "return_mean", "length_mean", "policy_lag", "unstored_versions")
+"""Statistics of trainer rank 0 that the document shows for the whole experiment, beside those of ``info``."""
 TEXTS = ("unstored_reason", "rollback")
 """Texts of trainer rank 0 that the document shows for the whole experiment."""
 ERRORS = "environment_errors"
@@ -161,12 +162,16 @@ def derive_phase(members: Iterable[Member], *, done: bool) -> RunPhase:
     return "training" if has_trained and WorkerState.CONFIGURING not in states else "starting"
 
 
-def _totals(members: Iterable[Member]) -> dict[str, float | str | None]:
+def _totals(members: Iterable[Member]) -> dict[str, Any]:
     trainers = (member.report for member in members if (member.role, member.index) == (TRAINER, 0))
     report = next(trainers, MemberReport())
-    totals: dict[str, float | str | None] = {name: _finite(report.stats.get(name)) for name in TOTALS}
+    totals: dict[str, Any] = {name: _finite(report.stats.get(name)) for name in TOTALS}
+    info = {
+        key: {name: _finite(value) for name, value in statistics.items()}
+        for key, statistics in info_statistics(report.stats).items()
+    }
     texts = {name: report.texts.get(name) for name in TEXTS}
-    return totals | texts | {"version": _text(report.version)}
+    return totals | texts | {"episode_info": info or None, "version": _text(report.version)}
 
 
 def _gone(member: Member, now: float) -> dict[str, Any]:

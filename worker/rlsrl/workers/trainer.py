@@ -41,6 +41,8 @@ _RESULT = (
     "env_steps",
     "train_steps",
     "return_mean",
+    "length_mean",
+    "episode_info",
     "train_seconds",
     "minibatches",
     "minibatches_skipped",

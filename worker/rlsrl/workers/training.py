@@ -17,14 +17,16 @@ from rlsrl.algorithms.learner import Learner, StepResult
 from rlsrl.algorithms.schedules import Scheduled
 from rlsrl.buffers.fifo import Discard, FifoBuffer, LaneBatch
 from rlsrl.buffers.limiter import RateLimiter
+from rlsrl.data.episodes import EndedEpisodes, info_scalars
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters, TrainerState
 from rlsrl.parameters.terminal import UPDATES_SKIPPED
 from rlsrl.runtime.frequency import FrequencyControl
+from rlsrl.runtime.metrics import Metrics
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang
-from rlsrl.workers.progress import Progress, SkipWindow, StopConditions, episode_returns
+from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
 
 WAKE_SECONDS = 0.2
 """How long the thread waits for a batch before it checks whether it should stop."""
@@ -237,6 +239,8 @@ class TrainingThread:
                 "env_steps": self._progress.env_steps,
                 "train_steps": self._progress.train_steps,
                 "return_mean": self._progress.return_mean,
+                "length_mean": self._progress.length_mean,
+                "episode_info": self._progress.episode_info,
                 "train_seconds": round(self._progress.train_seconds, 3),
                 "minibatches": self._progress.minibatches,
                 "minibatches_skipped": self._progress.minibatches_skipped,
@@ -339,26 +343,26 @@ class TrainingThread:
     def _record_step(self, batch: LaneBatch, result: StepResult, policy_lag: int) -> None:
         """Add up all ranks' parts of the step, so that every rank has the same progress."""
         now = self._context.clock.monotonic()
-        returns = episode_returns(batch.arrays)
+        episodes = EndedEpisodes.of(batch.arrays)
         mine = {
             "transitions": batch.num_transitions,
-            "returns": returns,
+            "episodes": vars(episodes),
             "policy_lag": policy_lag,
             "seconds": now - self._step_ended_at,
         }
         self._step_ended_at = now
         parts = self._gang.agree(mine)
         self._progress.add(
-            returns=[value for part in parts for value in part["returns"]],
+            EndedEpisodes.joined([EndedEpisodes(**part["episodes"]) for part in parts]),
             num_transitions=sum(part["transitions"] for part in parts),
             seconds=parts[0]["seconds"],
             minibatches=len(result.taken),
             skipped=result.skipped,
         )
         self._skip_window.add(result.taken)
-        self._update_metrics(result, policy_lag, num_episodes=len(returns))
+        self._update_metrics(result, policy_lag, episodes)
         self._check_stop_conditions()
-        self._unreported = self._scalars(result, max(part["policy_lag"] for part in parts))
+        self._unreported = _scalars(self._progress, result, max(part["policy_lag"] for part in parts))
         cadence = self._settings.cadence
         if cadence.report.check():
             self._report()
@@ -376,17 +380,18 @@ class TrainingThread:
         if self._stop_reason is not None:
             self._stopping.set()
 
-    def _update_metrics(self, result: StepResult, policy_lag: int, *, num_episodes: int) -> None:
+    def _update_metrics(self, result: StepResult, policy_lag: int, episodes: EndedEpisodes) -> None:
         metrics = self._context.metrics
         metrics.train_steps.inc()
         metrics.transitions_trained.inc(result.num_transitions - result.num_untrained)
         metrics.minibatches.labels(outcome="taken").inc(len(result.taken) - result.skipped)
         metrics.minibatches.labels(outcome="skipped").inc(result.skipped)
-        metrics.episodes.inc(num_episodes)
+        metrics.episodes.inc(len(episodes.returns))
         metrics.policy_lag.observe(policy_lag)
         metrics.policy_lag_exceeded.inc(policy_lag > self._experience.max_policy_lag)
-        if self._progress.return_mean is not None:
-            metrics.return_mean.set(self._progress.return_mean)
+        for key, values in episodes.info.items():
+            metrics.episode_info.labels(key=key).inc(len(values))
+        _show_means(metrics, self._progress)
 
     def _report(self) -> None:
         """Report the last step's scalars, unless they were reported already."""
@@ -398,22 +403,33 @@ class TrainingThread:
         if self._gang.rank == 0:
             self._context.join_session.record(self._version.step, scalars)
 
-    def _scalars(self, result: StepResult, policy_lag: int) -> dict[str, float]:
-        progress = self._progress
-        scalars = {
-            "env_steps": float(progress.env_steps),
-            "train_steps": float(progress.train_steps),
-            "episodes": float(progress.num_episodes),
-            "train_seconds": progress.train_seconds,
-            "env_steps_per_second": progress.env_steps / max(progress.train_seconds, 1e-9),
-            "policy_lag": float(policy_lag),
-            "minibatches_skipped": float(progress.minibatches_skipped),
-            "non_finite_returns": float(progress.non_finite_returns),
-            **{f"train/{name}": value for name, value in result.metrics.items()},
-        }
-        if progress.return_mean is not None:
-            scalars["return_mean"] = progress.return_mean
-        return scalars
+
+def _show_means(metrics: Metrics, progress: Progress) -> None:
+    if progress.return_mean is not None:
+        metrics.return_mean.set(progress.return_mean)
+    if progress.length_mean is not None:
+        metrics.episode_length_mean.set(progress.length_mean)
+    for key, statistics in progress.episode_info.items():
+        if (mean := statistics["mean"]) is not None:
+            metrics.episode_info_mean.labels(key=key).set(mean)
+
+
+def _scalars(progress: Progress, result: StepResult, policy_lag: int) -> dict[str, float]:
+    """Return a row of the learning curve."""
+    scalars = {
+        "env_steps": float(progress.env_steps),
+        "train_steps": float(progress.train_steps),
+        "episodes": float(progress.num_episodes),
+        **info_scalars(progress.episode_info),
+        "train_seconds": progress.train_seconds,
+        "env_steps_per_second": progress.env_steps / max(progress.train_seconds, 1e-9),
+        "policy_lag": float(policy_lag),
+        "minibatches_skipped": float(progress.minibatches_skipped),
+        "non_finite_returns": float(progress.non_finite_returns),
+        **{f"train/{name}": value for name, value in result.metrics.items()},
+    }
+    means = {"return_mean": progress.return_mean, "length_mean": progress.length_mean}
+    return scalars | {name: mean for name, mean in means.items() if mean is not None}
 
 
 def count_discards(ledger: TrainingLedger, discards: list[Discard]) -> None:

@@ -172,7 +172,8 @@ class Evaluators(Model):
     episodes_per_environment: Annotated[int, Field(ge=1, le=10_000), INTEGRAL] = 2
     """Episodes played in each environment. The result is their mean return."""
     max_steps: Count = 10_000_000
-    """Steps of all evaluators' environments together after which the evaluation of a version is given up."""
+    """Steps of all evaluators' environments together after which the evaluation of a version ends. It keeps the
+    episodes that ended, and counts as unfinished."""
     every_seconds: PositiveSeconds | None = None
     """Seconds from the version that an evaluator plays to the next that it plays, by the times at which the two were
     stored. With everyVersions, the earlier of the two counts. With neither, an evaluator plays as many versions as it

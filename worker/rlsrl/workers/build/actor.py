@@ -13,6 +13,7 @@ from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.slots import ProducerId, rollout_layout
 from rlsrl.data.specs import EnvSpec
+from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.faults import EnvironmentFaults, FaultReason
 from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.envs.threads import EnvironmentThreads
@@ -84,11 +85,12 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
         IndexError: all environments belong to actors of lower indices.
     """
     faults = _faults(config, context)
+    reports = EpisodeReports(config.environment.episode_info, log=context.log)
     with ExitStack() as resources:
         acting = (
-            _remote_groups(config, context, resources, faults)
+            _remote_groups(config, context, resources, faults, reports)
             if config.inference_endpoints
-            else _local_group(config, context, resources, faults, still_wanted)
+            else _local_group(config, context, resources, faults, reports, still_wanted)
         )
         if acting is None:
             return None
@@ -105,6 +107,7 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
                 num_steps=config.rollout_length,
                 num_lanes=len(config.environment_ranks_of(context.index)) // len(groups),
                 discounted_return=config.return_discount is not None,
+                episode_info=config.environment.episode_info,
             ),
             producer_id=ProducerId(index=context.index, incarnation=context.incarnation),
             ledger=ledger,
@@ -145,14 +148,18 @@ def _faults(config: ActorConfig, context: WorkerContext) -> EnvironmentFaults:
 
 
 def _remote_groups(
-    config: ActorConfig, context: WorkerContext, resources: ExitStack, faults: EnvironmentFaults
+    config: ActorConfig,
+    context: WorkerContext,
+    resources: ExitStack,
+    faults: EnvironmentFaults,
+    reports: EpisodeReports,
 ) -> _Acting:
     """Return the groups of an actor that asks policy workers: its environments in order of rank, in equal parts."""
     ranks = config.environment_ranks_of(context.index)
     size = len(ranks) // config.ring_size
     all_envs: list[VectorEnv] = []
     for number in range(config.ring_size):
-        envs = lockstep_environments(config, context, ranks[number * size : (number + 1) * size], faults)
+        envs = lockstep_environments(config, context, ranks[number * size : (number + 1) * size], faults, reports)
         resources.callback(envs.close)
         all_envs.append(envs)
     env_spec = all_envs[0].spec
@@ -181,12 +188,13 @@ def _local_group(
     context: WorkerContext,
     resources: ExitStack,
     faults: EnvironmentFaults,
+    reports: EpisodeReports,
     still_wanted: Callable[[], bool],
 ) -> _Acting | None:
     """Return the one group of an actor that evaluates the policy itself, or None if it is no longer wanted."""
     ranks = config.environment_ranks_of(context.index)
     make = environment_threads if config.vectorization == "threads" else lockstep_environments
-    envs: VectorEnv | EnvironmentThreads = make(config, context, ranks, faults)
+    envs: VectorEnv | EnvironmentThreads = make(config, context, ranks, faults, reports)
     resources.callback(envs.close)
     source = open_parameter_source(config, context.token, context.tls)
     resources.callback(source.close)

@@ -36,6 +36,7 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
         num_steps=config.rollout_length,
         num_lanes=config.lanes_per_slot,
         discounted_return=config.has_discounted_return,
+        episode_info=config.environment.episode_info,
     )
     with ExitStack() as resources:
         page = context.open_ledger_page()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlsrl.api.resolved import ActorConfig
+from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.factory import make_environment
 from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.native import make_native
@@ -15,7 +16,7 @@ from rlsrl.workers.context import WorkerContext
 
 
 def lockstep_environments(
-    config: ActorConfig, context: WorkerContext, ranks: range, faults: EnvironmentFaults
+    config: ActorConfig, context: WorkerContext, ranks: range, faults: EnvironmentFaults, reports: EpisodeReports
 ) -> VectorEnv:
     """Return the environments of those ranks, stepped together by a loop or in bulk. The caller closes them.
 
@@ -26,7 +27,13 @@ def lockstep_environments(
     seeds = _seeds(config, context, ranks)
     if config.vectorization == "native":
         return make_native(
-            source, len(ranks), seed=seeds[0], first_rank=ranks.start, faults=faults, board=context.call_board
+            source,
+            len(ranks),
+            seed=seeds[0],
+            first_rank=ranks.start,
+            faults=faults,
+            board=context.call_board,
+            reports=reports,
         )
     return LoopVectorEnv(
         lambda: make_environment(source),
@@ -35,11 +42,12 @@ def lockstep_environments(
         max_decorrelation_steps=config.max_decorrelation_steps,
         faults=faults,
         board=context.call_board,
+        reports=reports,
     )
 
 
 def environment_threads(
-    config: ActorConfig, context: WorkerContext, ranks: range, faults: EnvironmentFaults
+    config: ActorConfig, context: WorkerContext, ranks: range, faults: EnvironmentFaults, reports: EpisodeReports
 ) -> EnvironmentThreads:
     """Return the environments of those ranks, each in a thread of its own. The caller closes them.
 
@@ -57,6 +65,7 @@ def environment_threads(
         max_decorrelation_steps=config.max_decorrelation_steps,
         faults=faults,
         board=context.call_board,
+        reports=reports,
     )
 
 

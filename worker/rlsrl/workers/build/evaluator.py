@@ -10,6 +10,7 @@ import structlog
 
 from rlsrl.api.resolved import EvaluatorConfig
 from rlsrl.api.spec import Environment, Network
+from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.factory import make_environment
 from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
@@ -62,12 +63,14 @@ def begin_evaluation(
     parameters: Parameters,
     metadata: Mapping[str, Any],
     *,
+    reports: EpisodeReports,
     log: structlog.stdlib.BoundLogger,
     board: CallBoard | None = None,
 ) -> tuple[VectorEnv, Evaluation]:
     """Return the environments, which the caller closes, and the evaluation of a stored version with its metadata.
 
-    ``log`` gets the faults of the environments. ``board`` shows their calls to the call watch, if there is one.
+    ``reports`` chooses what episodes report. ``log`` gets the faults of the environments. ``board`` shows their calls
+    to the call watch, if there is one.
 
     Raises:
         ConfigurationError: the environment or the user's network cannot be made.
@@ -77,7 +80,7 @@ def begin_evaluation(
     source = environment_source(plan.environment)
     faults = EnvironmentFaults(max_non_finite=plan.environment.max_non_finite, log=log)
     seeds = evaluation_seeds(plan.seed, plan.num_environments)
-    envs = LoopVectorEnv(lambda: make_environment(source), seeds=seeds, faults=faults, board=board)
+    envs = LoopVectorEnv(lambda: make_environment(source), seeds=seeds, faults=faults, board=board, reports=reports)
     try:
         actor = _local_actor(plan, exported_actor(metadata), envs)
         actor.load(parameters)
@@ -87,6 +90,7 @@ def begin_evaluation(
             num_steps=ROLLOUT_STEPS,
             episodes_per_environment=plan.episodes_per_environment,
             max_steps=plan.max_steps,
+            episode_info=reports.keys,
             faults=faults,
         )
     except BaseException:

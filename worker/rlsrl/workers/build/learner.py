@@ -86,6 +86,7 @@ def batch_layout(config: TrainerConfig, env_spec: EnvSpec) -> SlotLayout:
         num_steps=config.rollout_length,
         num_lanes=config.lanes_per_rank,
         discounted_return=config.algorithm.normalize_rewards,
+        episode_info=config.environment.episode_info,
     )
 
 
