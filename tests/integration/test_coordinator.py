@@ -13,6 +13,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from rlsrl.parameters.terminal import TERMINAL_KEY, UPDATES_SKIPPED, terminal_re
 from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
+from rlsrl.runtime.activity import CREDIT, END_OF_TRAINING
 from rlsrl.runtime.call_board import EnvironmentCall
 from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient, CoordinatorUnavailable, WorkerState
 from rlsrl.runtime.identity import POD_VARIABLE
@@ -35,6 +37,7 @@ from rlsrl.runtime.join_session import JoinError, JoinRefused, JoinRequest, Join
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, PageRecord
 from rlsrl.testing.parameter_dbs import make_parameters
 from rlsrl.testing.waiting import until
+from rlsrl.workers.status import NO_MORE_SAMPLES
 from rlsrl.workers.worker_messages import MAX_LOG_BYTES
 
 TOKEN = "the-token"
@@ -366,6 +369,26 @@ def test_the_status_has_what_workers_report(start: Start, join: Join) -> None:
     assert worker["endpoints"] == {"metrics": "127.0.0.1:4711"}
     trainer.leave("finished", done=True)
     assert coordinator.status()["phase"] == "finished"
+
+
+def test_workers_without_credit_wait_for_the_end_once_the_run_needs_no_more_samples(start: Start, join: Join) -> None:
+    coordinator = start()
+    actor = join(coordinator)
+    trainer = join(coordinator, role="trainer", index=0, attempt=1)
+    actor.report(state=WorkerState.RUNNING)
+    actor.turn_to(CREDIT)
+
+    def awaits(what: str) -> bool:
+        (worker,) = coordinator.status()["roles"]["actor"]
+        return worker["waiting_for"] == what and what in worker["activity"]
+
+    for needs_none, what in ((0.0, CREDIT), (1.0, END_OF_TRAINING), (0.0, CREDIT)):
+        trainer.report(state=WorkerState.RUNNING, stats={NO_MORE_SAMPLES: needs_none})
+        until(partial(awaits, what), f"the actor is shown to wait for {what}")
+    trainer.report(stats={NO_MORE_SAMPLES: 1.0})
+    until(lambda: awaits(END_OF_TRAINING), "all is granted again")
+    trainer.leave("crashed")
+    until(lambda: awaits(CREDIT), "the next trainer may have to repeat steps")
 
 
 def test_long_environment_calls_are_shown_until_they_end_or_their_worker_leaves(start: Start, join: Join) -> None:

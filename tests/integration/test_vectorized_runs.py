@@ -91,6 +91,7 @@ def test_a_run_counts_every_transition_once(tmp_path: Path, vectorization: str, 
     assert ledger["trained"] == summary["env_steps"]
     # Some of the steps that slots have room for only reset: episodes end, of about twenty steps each at first.
     assert 0.8 * 20 * 16 * 8 < ledger["trained"] < 20 * 16 * 8
+    assert summary["untrained"] == 0, "nothing is gathered beyond the last batch"
     assert desk.facts().leftovers() == []
 
 

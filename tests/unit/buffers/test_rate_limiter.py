@@ -40,6 +40,34 @@ def test_a_resumed_run_grants_the_lag_again() -> None:
     assert resumed.take() == 16
 
 
+def test_at_the_end_of_a_run_only_what_can_be_trained_is_granted() -> None:
+    limiter = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=3)
+    limiter.expect(2 * 8)
+    assert (limiter.take(), limiter.room, limiter.is_complete) == (16, 16, True)
+    limiter.sampled(8)
+    limiter.expect(8)
+    assert (limiter.take(), limiter.room, limiter.is_complete) == (0, 24, True)
+    limiter.discarded(5)
+    assert not limiter.is_complete
+    assert (limiter.take(), limiter.room) == (5, 24)
+    limiter.expect(None)
+    assert (limiter.take(), limiter.room, limiter.is_complete) == (24, 0, False)
+
+
+def test_a_resumed_run_may_be_at_its_end() -> None:
+    limiter = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=1)
+    limiter.load_state_dict({"sampled": 80})
+    limiter.expect(8)
+    assert limiter.take() == 8
+    assert limiter.take() == 0
+
+
+def test_of_a_replay_each_insert_serves_several_samples_to_the_end() -> None:
+    limiter = RateLimiter(samples_per_insert=4.0, min_size=100, error_buffer=800.0)
+    limiter.expect(402)
+    assert limiter.take() == 101
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -80,6 +80,7 @@ def test_a_finished_run() -> None:
         "evaluation": None,
         "best": None,
         "ledger": BALANCED,
+        "untrained": 0,
         "attempts": 2,
         "lives": 2,
         "restarts": {"actor": 1},
@@ -155,6 +156,7 @@ def test_a_run_that_never_began() -> None:
 def test_the_closing_lines_name_result_folder_and_next_commands() -> None:
     assert closing_lines(summarize(FACTS), Path("my runs/toy")) == [
         "toy finished (returnMean): mean return 1.5 after 1,000 env steps in 5.0 s (200 a second, start-up included)",
+        "gathered 10 transitions, 0 of them not trained",
         "results: my runs/toy",
         "try next:",
         "  rlsrl eval 'my runs/toy'",
@@ -177,7 +179,7 @@ def test_a_run_that_did_not_learn_has_failed_and_says_what_was_skipped() -> None
         "non_finite_returns": 31,
     }
     terminal = {"reason": "updatesSkipped", "failure": "150 of the last 200", "version": "1.9", "result": result}
-    ledger = {**BALANCED, "dropped": {"update_skipped": 3800}}
+    ledger = {**BALANCED, "produced": 4096, "trained": 296, "dropped": {"update_skipped": 3800}}
     summary = summarize(replace(FACTS, terminal=terminal, ledger=ledger))
     assert (summary["finished"], summary["reason"], summary["failure"]) == (
         False,
@@ -186,6 +188,7 @@ def test_a_run_that_did_not_learn_has_failed_and_says_what_was_skipped() -> None
     )
     assert closing_lines(summary, Path("runs/toy")) == [
         "toy has failed: no return is finite after 4,096 env steps in 5.0 s (819 a second, start-up included)",
+        "gathered 4,096 transitions, 3,800 of them not trained",
         (
             "skipped 1,500 of 1,600 minibatches, whose loss or gradient was not finite; 3,800 transitions were dropped "
             "untrained"

@@ -126,6 +126,20 @@ def test_a_slot_wider_than_the_allowance_waits_and_a_narrower_one_is_issued() ->
     assert book.allowance == 0
 
 
+def test_the_last_slot_may_exceed_the_allowance_by_the_room() -> None:
+    book = CreditBook()
+    book.connect(0, index=0, num_lanes=5, num_slots=3, num_claims=0)
+    book.grant(7, V1, 2)
+    assert holders(book.issue()) == [0], "3 lanes are missing"
+    book.grant(0, V2, 3)
+    (last,) = book.issue()
+    assert (last.min_version, book.allowance) == (V2, -3)
+    assert book.issue() == [], "room alone is no reason for a slot"
+    book.disconnect(0)
+    book.connect(1, index=0, num_lanes=5, num_slots=3, num_claims=0)
+    assert len(book.issue()) == 2, "a dead producer's credits are issued again"
+
+
 def test_every_credit_asks_for_the_newest_version_granted() -> None:
     book = CreditBook()
     book.grant(4, V2)
@@ -247,11 +261,11 @@ class Stream(RuleBasedStateMachine):
         )
         self.issue()
 
-    @rule(num_lanes=st.integers(0, 12), step=st.integers(0, 9))
-    def grant(self, num_lanes: int, step: int) -> None:
+    @rule(num_lanes=st.integers(0, 12), step=st.integers(0, 9), room=st.sampled_from([0, 0, 1, 5]))
+    def grant(self, num_lanes: int, step: int, room: int) -> None:
         self.granted += num_lanes
         self.newest = max(self.newest, Version(1, step))
-        self.book.grant(num_lanes, Version(1, step))
+        self.book.grant(num_lanes, Version(1, step), room)
         self.issue()
 
     @rule()

@@ -9,7 +9,7 @@ from rlsrl.runtime.coordination import WorkerState
 from rlsrl.runtime.ledger import PageRecord
 from rlsrl.workers.long_calls import WorkerCall
 from rlsrl.workers.stalls import STALL_SECONDS, WORK_SECONDS, StepClock, judge
-from rlsrl.workers.status import ExperimentInfo, Member, MemberReport, Stall
+from rlsrl.workers.status import NO_MORE_SAMPLES, ExperimentInfo, Member, MemberReport, Stall
 
 EXPERIMENT = ExperimentInfo(name="e", run_uid="u", heartbeat_seconds=1.0, endpoints={}, done=False)
 CAPACITY = {"actor": 2, "trainer": 1, "evaluator": 1}
@@ -24,6 +24,7 @@ def worker(
     heard_at: float = 1e9,
     state: WorkerState = WorkerState.RUNNING,
     present: bool = True,
+    report: MemberReport | None = None,
 ) -> Member:
     """A worker that still answers at any time, unless ``heard_at`` says otherwise."""
     return Member(
@@ -35,7 +36,7 @@ def worker(
         pid=1,
         host="h",
         endpoints={},
-        report=MemberReport(state=state),
+        report=report or MemberReport(state=state),
         heard_at=heard_at,
         present=present,
         waits_for=waits_for,
@@ -168,3 +169,15 @@ def test_rare_steps_are_no_stall() -> None:
         note(clock, 300.0 * minute, trained=minute)
     assert stalled(WAITING, 900.0 + 600.0, clock=clock) is None
     assert stalled(WAITING, 900.0 + 601.0, clock=clock) is not None
+
+
+def test_a_run_that_needs_no_more_samples_takes_training_steps_only() -> None:
+    clock = StepClock(0.0)
+    for number in range(1000):
+        note(clock, float(number), produced=number)
+        if number % 400 == 0:
+            note(clock, float(number), trained=number)
+    last, idle = worker("trainer", report=MemberReport(stats={NO_MORE_SAMPLES: 1.0})), 700.0
+    assert stalled([worker("trainer"), worker("actor", 0, "credit")], 999.0 + idle, clock=clock) is not None
+    assert stalled([last, worker("actor", 0, "the end of training")], 999.0 + idle, clock=clock) is None
+    assert stalled([last, worker("actor", 0, "the end of training")], 999.0 + 801.0, clock=clock) is not None

@@ -6,7 +6,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from rlsrl.testing.waiting import until
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.gang import SoloGang
 from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
+from rlsrl.workers.status import NO_MORE_SAMPLES
 from rlsrl.workers.training import (
     Cadence,
     Checkpoint,
@@ -170,6 +171,7 @@ class Bench:
                 grant=self.consumer.grant,
                 ledger=self.ledger,
                 batch_lanes=LANES,
+                batch_transitions=SLOT,
                 max_policy_lag=max_policy_lag,
             ),
             start=StartingPoint(
@@ -222,6 +224,19 @@ class Bench:
         """Post ``num_steps`` batches, one after another."""
         for _ in range(num_steps):
             self.post(self.acquire())
+
+    def has_credit(self) -> bool:
+        """Return whether the actor gets a credit of those granted so far."""
+        for _ in range(2):  # the first time the producer may only connect
+            with suppress(StreamTimeout):
+                self.producer.acquire(timeout=0)
+                return True
+            self.consumer.receive(0, timeout=0)
+        return False
+
+    def needed_no_samples(self) -> list[float]:
+        """Return what the thread has reported of the end of gathering, in order."""
+        return [stats[NO_MORE_SAMPLES] for stats in self.join_session.reported("stats") if NO_MORE_SAMPLES in stats]
 
     def counted(self, *names: str) -> list[float | None]:
         """Return the values of these counters."""
@@ -455,6 +470,52 @@ def test_a_run_that_resumes_at_its_stop_condition_trains_nothing(make_bench: Cal
     assert bench.ended.wait(DEADLINE_SECONDS)
     assert (bench.thread.stop_reason, bench.thread.checkpoint().parameters.version) == ("trainSteps", Version(2, 5))
     assert bench.learner.steps == 5
+    assert not bench.has_credit()
+    bench.end()
+
+
+def test_no_credit_is_granted_that_training_cannot_use(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(max_policy_lag=3, stop={"train_steps": 2})
+    slots = [bench.acquire(), bench.acquire()]
+    assert not bench.has_credit()
+    for slot in slots:
+        bench.post(slot)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    assert not bench.has_credit()
+    assert bench.learner.steps == 2
+    assert bench.needed_no_samples() == [1.0]
+    bench.end()
+    assert bench.ledger.snapshot()["counters"]["trained"] == 2 * SLOT
+
+
+def test_a_batch_with_fewer_transitions_is_followed_by_another_credit(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(max_policy_lag=3, stop={"env_steps": 2 * SLOT})
+    slots = [bench.acquire(), bench.acquire()]
+    assert not bench.has_credit()
+    bench.post(slots[0], num_transitions=SLOT - 1)
+    last = bench.acquire()
+    assert last.min_version == Version(1, 1)
+    assert not bench.has_credit()
+    bench.post(slots[1])
+    bench.post(last)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    assert (bench.thread.stop_reason, bench.learner.steps) == ("envSteps", 3)
+    bench.end()
+
+
+def test_a_stop_that_moves_away_grants_credits_again(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(max_policy_lag=1, stop={"train_steps": 1})
+    slot = bench.acquire()
+    assert not bench.has_credit()
+    bench.thread.adopt({"train_steps": 3})
+    second = bench.acquire()
+    assert not bench.has_credit(), "the lag is kept"
+    bench.post(slot)
+    bench.post(second)
+    bench.train(1)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    assert bench.learner.steps == 3
+    assert bench.needed_no_samples() == [1.0, 0.0, 1.0]
     bench.end()
 
 

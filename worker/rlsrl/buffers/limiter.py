@@ -6,6 +6,7 @@ one insert is one lane of a slot granted to a producer, one sample is one lane o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -18,7 +19,8 @@ class RateLimiter:
         inserted <= min_size + (sampled + error_buffer) / samples_per_insert
 
     On policy every lane is trained once: ``samples_per_insert`` is 1, ``min_size`` is one batch, and ``error_buffer``
-    is one batch for each step of policy lag. Not thread-safe: the training thread owns it.
+    is one batch for each step of policy lag. A run whose end is known grants no more than the lanes that it can still
+    train (``expect``). Not thread-safe: the training thread owns it.
     """
 
     def __init__(self, *, samples_per_insert: float, min_size: int, error_buffer: float) -> None:
@@ -32,6 +34,8 @@ class RateLimiter:
         self._error_buffer = error_buffer
         self._inserted = 0
         self._sampled = 0
+        self._most_inserted: int | None = None
+        """Granted lanes, over the whole run, that training can use; None: without a known end."""
 
     @classmethod
     def on_policy(cls, *, batch_lanes: int, max_policy_lag: int) -> Self:
@@ -40,10 +44,29 @@ class RateLimiter:
 
     def take(self) -> int:
         """Return the lanes that may be granted now, and count them as granted."""
-        allowed = self._min_size + int((self._sampled + self._error_buffer) / self._samples_per_insert)
+        allowed = self._allowed if self._most_inserted is None else min(self._allowed, self._most_inserted)
         lanes = max(0, allowed - self._inserted)
         self._inserted += lanes
         return lanes
+
+    def expect(self, lanes: int | None) -> None:
+        """Grant no more than what training of ``lanes`` further lanes uses. None: the end of training is unknown."""
+        self._most_inserted = None if lanes is None else math.ceil((self._sampled + lanes) / self._samples_per_insert)
+
+    @property
+    def room(self) -> int:
+        """Lanes beyond those granted that may be granted without exceeding the ratio. 0 after ``take``, except at the
+        end of a run: then the last slot may use them if it is wider than the lanes left."""
+        return max(0, self._allowed - self._inserted)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all lanes that training can still use are granted."""
+        return self._most_inserted is not None and self._inserted >= self._most_inserted
+
+    @property
+    def _allowed(self) -> int:
+        return self._min_size + int((self._sampled + self._error_buffer) / self._samples_per_insert)
 
     def sampled(self, lanes: int) -> None:
         """Count a trained batch of that many lanes."""

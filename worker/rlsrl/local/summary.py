@@ -72,6 +72,7 @@ def summarize(facts: RunFacts) -> dict[str, Any]:
         "evaluation": _evaluation(newest),
         "best": _evaluation(best_of(facts.versions)),
         "ledger": dict(facts.ledger),
+        "untrained": facts.ledger.get("produced", 0) - facts.ledger.get("trained", 0),
         "attempts": facts.record.attempt,
         "lives": len(facts.record.lives),
         "restarts": dict(facts.record.restarts),
@@ -105,6 +106,7 @@ def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = Fa
         f"{summary['name']} {state}: {returns} after {effort}",
         *_episode_lines(summary),
         *_evaluation_lines(summary),
+        *_untrained_lines(summary),
         *_dropped_lines(summary["ledger"]),
         *(f"WARNING: {rollback['text']}" for rollback in summary["rollbacks"]),
         *_non_finite_lines(summary),
@@ -140,6 +142,12 @@ def _evaluation_lines(summary: Mapping[str, Any]) -> list[str]:
     if best is not None and best != last:
         lines.append(f"evaluation of the best version, {best['version']}: {_evaluation_text(best)}")
     return lines
+
+
+def _untrained_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return a line with the transitions that were gathered and not trained; nothing if none was gathered."""
+    produced = summary["ledger"].get("produced", 0)
+    return [f"gathered {produced:,} transitions, {summary['untrained']:,} of them not trained"] if produced else []
 
 
 def _dropped_lines(ledger: Mapping[str, Any]) -> list[str]:

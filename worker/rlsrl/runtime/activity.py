@@ -10,6 +10,10 @@ WORKING = "working"
 """The activity of a worker that does not wait."""
 COMPILER = "compiler"
 """The reason to wait of a trainer whose step is compiled: this wait is work."""
+CREDIT = "credit"
+"""The reason to wait of an actor or a buffer worker that may fill no slot."""
+END_OF_TRAINING = "the end of training"
+"""The reason to wait of an actor or a buffer worker once the run needs no more samples."""
 Stage = Literal["environment", "inference", "update", "copy"]
 """Stages of work: step environments, choose their actions, train, and move samples and weights."""
 WINDOW_SECONDS = 10.0

@@ -320,9 +320,9 @@ class ConsumerCore:
 
     # Slots.
 
-    def grant(self, num_lanes: int, min_version: Version) -> None:
+    def grant(self, num_lanes: int, min_version: Version, room: int) -> None:
         """Add lanes to the allowance and send the credits that fit; see ``SampleConsumer.grant``."""
-        self._book.grant(num_lanes, min_version)
+        self._book.grant(num_lanes, min_version, room)
         self.issue()
 
     def issue(self) -> None:
@@ -415,9 +415,9 @@ class CoreConsumer(SampleConsumer, ABC):
         self._closed = False
 
     @override
-    def grant(self, num_lanes: int, min_version: Version) -> None:
+    def grant(self, num_lanes: int, min_version: Version, room: int = 0) -> None:
         with self._lock:
-            self._core.grant(num_lanes, min_version)
+            self._core.grant(num_lanes, min_version, room)
 
     @override
     def release(self, slot: Slot) -> None:

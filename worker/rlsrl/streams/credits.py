@@ -7,7 +7,8 @@ credits to send. The unit is the lane::
 
 A credit is issued only if its whole slot fits into the allowance. Lanes beyond the granted ones would exceed the policy
 lag when they are trained. The rest of the allowance waits for the next grant, so the rate limiter must grant enough
-ahead for whole slots (``ExperimentSpec.least_policy_lag``).
+ahead for whole slots (``ExperimentSpec.least_policy_lag``). At the end of a run no grant follows: the last slot may
+exceed the allowance by the ``room`` that the limiter leaves.
 
 A producer that reconnects claims credits for the slots that it has filled or is filling. Claims are issued at once,
 beyond the allowance if need be: the allowance is then negative, and later grants fill it first.
@@ -71,6 +72,7 @@ class CreditBook:
         self._expected_producers = expected_producers
         self._is_open = expected_producers <= 0
         self._allowance = 0
+        self._room = 0
         self._min_version = INITIAL
         self._next_order = 0
         self._holders: dict[int, _Holder] = {}
@@ -78,7 +80,7 @@ class CreditBook:
 
     @property
     def allowance(self) -> int:
-        """Granted lanes that are not issued. Negative if claims were issued beyond it."""
+        """Granted lanes that are not issued. Negative if claims or a last slot were issued beyond it."""
         return self._allowance
 
     @property
@@ -125,11 +127,15 @@ class CreditBook:
             self._allowance += credit.num_lanes
         return revoked
 
-    def grant(self, num_lanes: int, min_version: Version) -> None:
-        """Add lanes to the allowance. Later credits require the newest ``min_version`` granted so far."""
+    def grant(self, num_lanes: int, min_version: Version, room: int = 0) -> None:
+        """Add lanes to the allowance. Later credits require the newest ``min_version`` granted so far.
+
+        Until the next grant, a slot that is wider than the allowance may take up to ``room`` lanes more.
+        """
         if num_lanes < 0:
             raise ValueError(f"num_lanes is {num_lanes}; it must be at least 0")
         self._allowance += num_lanes
+        self._room = room
         self._min_version = max(self._min_version, min_version)
 
     def receive(self, connection: int, *, order: int, slot: int) -> Credit:
@@ -164,11 +170,11 @@ class CreditBook:
     def issue(self) -> list[Credit]:
         """Issue the credits that fit now; return them in order. Each takes time linear in the number of producers."""
         issued: list[Credit] = []
-        while self._is_open:
+        while self._is_open and self._allowance > 0:
             ready = [
                 (number, holder)
                 for number, holder in self._holders.items()
-                if holder.free and holder.num_lanes <= self._allowance
+                if holder.free and holder.num_lanes <= self._allowance + self._room
             ]
             if not ready:
                 break

@@ -100,7 +100,7 @@ class SampleConsumer(Protocol):
     One thread calls ``receive`` and ``release``. Any thread may call ``grant``, ``outstanding`` and ``close``.
     """
 
-    def grant(self, num_lanes: int, min_version: Version) -> None:
+    def grant(self, num_lanes: int, min_version: Version, room: int = 0) -> None:
         """Allow producers to fill ``num_lanes`` more lanes with weights of at least ``min_version``. Never waits.
 
         A credit goes to a producer with a free slot: to the one whose last credit is oldest, then to the lowest index.
@@ -110,7 +110,8 @@ class SampleConsumer(Protocol):
 
         A producer may connect with slots that it filled, or began to fill, under a credit of a former connection. The
         consumer gives them credits of its own with ``min_version`` ``INITIAL`` and takes their lanes off the granted
-        lanes. Grant dropped lanes again. A slot wider than the remaining lanes waits for the next grant.
+        lanes. Grant dropped lanes again. A slot wider than the remaining lanes waits for the next grant, unless it
+        exceeds them by at most ``room``: the last grants of a run need not be whole slots.
         """
 
     def receive(self, max_items: int, timeout: float) -> Sequence[Slot]:

@@ -19,6 +19,7 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.parameters.protocols import SourceTimeout
 from rlsrl.policies.remote import RemotePolicy
+from rlsrl.runtime.activity import CREDIT
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.streams.protocols import StreamTimeout
 from rlsrl.workers.build.actor import ActorParts, BuildActor, build_actor
@@ -81,7 +82,7 @@ class ActorWorker(Worker[ActorConfig]):
         try:
             if not waits:
                 return parts.producer.acquire(timeout=0)
-            with self._context.waiting("credit"):
+            with self._context.waiting(CREDIT):
                 return parts.producer.acquire(timeout=WAKE_SECONDS)
         except StreamTimeout:
             return None

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing_extensions import override
 
 from rlsrl.api.resolved import BufferConfig
+from rlsrl.runtime.activity import CREDIT
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.buffer import BufferParts, build_buffer
 from rlsrl.workers.context import WorkerContext
@@ -40,7 +41,7 @@ class BufferWorker(Worker[BufferConfig]):
         assert parts is not None, "configured before it polls"
         self._context.join_session.check()
         parts.forwarder.check()
-        with self._context.waiting("samples" if parts.forwarder.num_credits else "credit"):
+        with self._context.waiting("samples" if parts.forwarder.num_credits else CREDIT):
             parts.forwarder.receive(WAKE_SECONDS)
         forwarded = parts.forwarder.forward()
         self._slots_passed_on += forwarded.num_slots

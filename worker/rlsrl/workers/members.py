@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import replace
 
+from rlsrl.api.role_names import TRAINER
 from rlsrl.api.roles import STREAMS
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.workers.leases import Claim, Lease, Leases
-from rlsrl.workers.status import Member, MemberReport, main_wait
+from rlsrl.workers.status import Member, MemberReport, main_wait, without_credit
 
 
 class Members:
@@ -49,11 +50,18 @@ class Members:
         """Note the report of the member with that claim."""
         assert claim.index is not None, "the claim of a member has an index"
         member = self._members[claim.role, claim.index]
+        if self._needs_no_more_samples:
+            report = without_credit(report)
         waits_for = main_wait(report)
         since = member.waiting_since if waits_for == member.waits_for else now
         self._members[claim.role, claim.index] = replace(
             member, report=report, heard_at=now, waits_for=waits_for, waiting_since=since
         )
+
+    @property
+    def _needs_no_more_samples(self) -> bool:
+        trainer = self._members.get((TRAINER, 0))
+        return trainer is not None and self._is_present(trainer) and trainer.report.needs_no_more_samples
 
     def addresses(self, role: str) -> dict[int, str]:
         """Return the address of each present member of the role that serves streams, by index."""

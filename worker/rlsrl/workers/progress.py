@@ -100,6 +100,19 @@ class Progress:
         }
         return next((name for name, holds in conditions.items() if holds), None)
 
+    def steps_left(self, stop: StopConditions, *, batch_transitions: int) -> int | None:
+        """Return how many training steps are needed at least until ``envSteps`` or ``trainSteps`` ends the run.
+
+        None: neither is set. ``batch_transitions``: most transitions of a batch, over all ranks. The other conditions
+        may end the run earlier. Batches with fewer transitions make it longer.
+        """
+        left = []
+        if stop.train_steps is not None:
+            left.append(stop.train_steps - self.train_steps)
+        if stop.env_steps is not None:
+            left.append(-((self.env_steps - stop.env_steps) // batch_transitions))
+        return max(0, min(left)) if left else None
+
     def state_dict(self) -> dict[str, Any]:
         """Return JSON values for ``load_state_dict``."""
         return {

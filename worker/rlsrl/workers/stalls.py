@@ -26,6 +26,8 @@ class StepClock:
         self._counts: dict[tuple[str, int], float] = {}
         self._last_at = now
         self._interval = 0.0
+        self._trained_at: float | None = None
+        self._training_interval = 0.0
 
     def note(self, role: str, index: int, report: MemberReport, page: PageRecord | None, now: float) -> None:
         """Note a worker's heartbeat. Its first count, or a smaller one after a rollback, is no step.
@@ -43,18 +45,23 @@ class StepClock:
         self._counts[role, index] = count
         if before is not None and count > before:
             self._interval, self._last_at = now - self._last_at, now
+            if role == TRAINER:
+                self._training_interval = 0.0 if self._trained_at is None else now - self._trained_at
+                self._trained_at = now
 
     def rest(self, now: float) -> None:
         """Restart the clock: until now the run was not meant to take steps."""
         self._last_at = now
 
-    def overdue_seconds(self, now: float, allowed: float) -> float | None:
+    def overdue_seconds(self, now: float, allowed: float, *, gathers: bool = True) -> float | None:
         """Return the time since the last step if it is above ``allowed`` and twice the last interval, else None.
 
-        Where each step takes minutes, minutes are no stall.
+        Where each step takes minutes, minutes are no stall. A run that no longer gathers takes training steps only:
+        then their interval counts, too.
         """
         idle = now - self._last_at
-        return idle if idle > max(allowed, 2 * self._interval) else None
+        interval = self._interval if gathers else max(self._interval, self._training_interval)
+        return idle if idle > max(allowed, 2 * interval) else None
 
 
 def judge(
@@ -91,7 +98,8 @@ def judge(
         (answering if answers else silent).append(each)
     stuck = {(each.role, each.index) for each in calls if each.call.seconds > STALL_SECONDS}
     works = any(_works(each) and (each.role, each.index) not in stuck for each in answering)
-    seconds = clock.overdue_seconds(now, WORK_SECONDS if works else STALL_SECONDS)
+    gathers = not any(each.role == TRAINER and each.report.needs_no_more_samples for each in answering)
+    seconds = clock.overdue_seconds(now, WORK_SECONDS if works else STALL_SECONDS, gathers=gathers)
     if seconds is None:
         return None
     longest = [f"{calls[0]}{_and_more(calls[1:])}"] if calls else []

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rlsrl.api.role_names import ACTOR, TRAINER
 from rlsrl.data.episodes import info_statistics
 from rlsrl.data.version import Version
-from rlsrl.runtime.activity import stage_of
+from rlsrl.runtime.activity import CREDIT, END_OF_TRAINING, stage_of
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.workers.ledger_copies import LedgerCopies
 from rlsrl.workers.long_calls import WorkerCall
@@ -29,6 +29,8 @@ ERRORS = "environment_errors"
 """Statistic of actors: errors of their environments since the actor started."""
 LAST_ERROR = "environment_error"
 """Text of actors: the last of these errors."""
+NO_MORE_SAMPLES = "needs_no_more_samples"
+"""Statistic of trainer rank 0: 1 while all lanes that training can still use are granted, else 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,11 @@ class MemberReport:
     records_dropped: int = 0
     activity: Mapping[str, float] = field(default_factory=dict)
     """Shares of the worker's recent time, by activity (``rlsrl.runtime.activity``)."""
+
+    @property
+    def needs_no_more_samples(self) -> bool:
+        """Whether this is the report of a trainer that has granted all that it can still train."""
+        return self.stats.get(NO_MORE_SAMPLES) == 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +147,16 @@ def main_wait(report: MemberReport) -> str:
     if not report.activity:
         return report.waiting_for
     return next((name for name, share in report.activity.items() if share > 0.5 and stage_of(name) is None), "")
+
+
+def without_credit(report: MemberReport) -> MemberReport:
+    """Return a worker's report with waits for credit renamed to waits for the end of training.
+
+    Use it once the run needs no more samples: only the trainer knows that no credit will come.
+    """
+    activity = {END_OF_TRAINING if name == CREDIT else name: share for name, share in report.activity.items()}
+    waiting_for = END_OF_TRAINING if report.waiting_for == CREDIT else report.waiting_for
+    return replace(report, waiting_for=waiting_for, activity=activity)
 
 
 def is_stale(member: Member, now: float, heartbeat_seconds: float) -> bool:

@@ -27,6 +27,7 @@ from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang
 from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
+from rlsrl.workers.status import NO_MORE_SAMPLES
 
 WAKE_SECONDS = 0.2
 """How long the thread waits for a batch before it checks whether it should stop."""
@@ -94,11 +95,13 @@ class Experience:
 
     buffer: FifoBuffer
     limiter: RateLimiter
-    grant: Callable[[int, Version], None]
-    """Grants credits to the producers: (number of lanes, version to act with)."""
+    grant: Callable[[int, Version, int], None]
+    """Grants credits to the producers: (number of lanes, version to act with, room); see ``SampleConsumer.grant``."""
     ledger: TrainingLedger
     batch_lanes: int
     """Lanes of a batch on this rank."""
+    batch_transitions: int
+    """Most transitions of a batch, over all ranks."""
     max_policy_lag: int
 
 
@@ -164,6 +167,10 @@ class TrainingThread:
         self._stop_reason: str | None = None
         self._run_failure: str | None = None
         self._skip_window = start.skip_window
+        self._room = 0
+        """The room of the last grant."""
+        self._needs_no_samples = False
+        """Whether this rank has granted all that it can still train, as reported."""
         self._step_ended_at = 0.0
         self._unreported: dict[str, float] | None = None
         self._due_checkpoint: bool | None = None
@@ -255,7 +262,7 @@ class TrainingThread:
             self._outputs.publish(self._learner.parameters(self._version))
             self._step_ended_at = self._context.clock.monotonic()
             # If the process was killed between its last checkpoint and its terminal record, training is complete.
-            self._check_stop_conditions()
+            self._look_ahead()
             self._train_until_stopped()
             self._report()
         except BaseException as failure:  # noqa: BLE001 - check() raises it in the thread that can act on it
@@ -304,7 +311,7 @@ class TrainingThread:
         self._settings = settings
         self._learner.adopt(settings.learning_rate, settings.coefficients)
         self._context.log.info("tuned", step=self._version.step)
-        self._check_stop_conditions()
+        self._look_ahead()
 
     def _store(self, checkpoint: Checkpoint) -> None:
         if self._gang.rank == 0:
@@ -316,8 +323,13 @@ class TrainingThread:
         for discard in experience.buffer.discard_stale(self._version):
             experience.ledger.dropped(discard.reason, discard.num_transitions)
             experience.limiter.discarded(discard.num_lanes)
-        if lanes := experience.limiter.take():
-            experience.grant(lanes, self._version)
+        lanes, room = experience.limiter.take(), experience.limiter.room
+        if lanes or room != self._room:
+            self._room = room
+            experience.grant(lanes, self._version, room)
+        if (needs_none := experience.limiter.is_complete) != self._needs_no_samples:
+            self._needs_no_samples = needs_none
+            self._context.report_stats({NO_MORE_SAMPLES: float(needs_none)})
 
     def _next_batch(self) -> LaneBatch | None:
         with self._context.waiting("batch"):
@@ -361,7 +373,7 @@ class TrainingThread:
         )
         self._skip_window.add(result.taken)
         self._update_metrics(result, policy_lag, episodes)
-        self._check_stop_conditions()
+        self._look_ahead()
         self._unreported = _scalars(self._progress, result, max(part["policy_lag"] for part in parts))
         cadence = self._settings.cadence
         if cadence.report.check():
@@ -372,8 +384,12 @@ class TrainingThread:
         elif push or tag:
             self._due_checkpoint = tag
 
-    def _check_stop_conditions(self) -> None:
-        self._stop_reason = self._progress.stop_reason(self._settings.stop_conditions)
+    def _look_ahead(self) -> None:
+        """Set how many lanes may still be granted, and end training if a stop condition holds."""
+        stop, experience = self._settings.stop_conditions, self._experience
+        steps = self._progress.steps_left(stop, batch_transitions=experience.batch_transitions)
+        experience.limiter.expect(None if steps is None else steps * experience.batch_lanes)
+        self._stop_reason = self._progress.stop_reason(stop)
         self._run_failure = self._skip_window.failure(at_end=self._stop_reason is not None)
         if self._run_failure is not None:
             self._stop_reason = UPDATES_SKIPPED

@@ -355,6 +355,7 @@ def _experience(
         grant=consumer.grant,
         ledger=ledger,
         batch_lanes=config.lanes_per_rank,
+        batch_transitions=config.rollout_length * config.batch_lanes,
         max_policy_lag=config.max_policy_lag,
     )
 
