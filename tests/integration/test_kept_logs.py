@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import os
+import shutil
+import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -145,6 +147,31 @@ def test_only_processes_with_the_token_read_logs(tmp_path: Path, stack: ExitStac
     assert result.exit_code == 2
     assert "UNAUTHENTICATED" in result.output
     assert pods.client.logs("../coordinator", 0, tail=None, timeout=DEADLINE_SECONDS) == [], "a name is no path"
+
+
+@pytest.mark.slow
+def test_without_a_volume_the_next_coordinator_has_the_logs_from_the_bucket(
+    tmp_path: Path, stack: ExitStack, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"logs-{uuid.uuid4().hex}"
+    s3_server.create_bucket(bucket)
+    store = f"{{url: 's3://{bucket}/runs', endpoint: '{s3_server.endpoint}', region: {REGION}}}"
+    overrides = [f"parameters.store={{objectStore: {store}}}"]
+    pods = Pods(EXPERIMENT.format(folder=tmp_path, lines=3), tmp_path, stack, overrides=overrides)
+    coordinator, host = pods.start("coordinator", pods.resolved.coordinator)
+    actor, _ = pods.start("actor", pods.resolved.actor)
+    until(lambda: "printed line 3 of 3\n" in kept(pods), "the actor's lines arrive")
+    actor.kill()
+    actor.wait(DEADLINE_SECONDS)
+    before = kept(pods)
+    coordinator.send_signal(signal.SIGTERM)
+    assert coordinator.wait(DEADLINE_SECONDS) == 0
+    shutil.rmtree(tmp_path / "data")  # as with its pod
+    pods.start("coordinator", pods.resolved.coordinator, host=host)
+    until(lambda: kept(pods) == before, "the bucket is read")
+    assert '"serving"' in kept(pods, "coordinator")
 
 
 @pytest.mark.parametrize("fresh_attempt", [None, 3])
