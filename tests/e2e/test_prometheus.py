@@ -29,7 +29,11 @@ EXPERIMENT: Object = {
     "kind": "RLExperiment",
     "metadata": {"name": "watched"},
     "spec": {
-        "environment": {"id": "CartPole-v1"},
+        "environment": {
+            "factory": "rlsrl.testing.environments:GatedEnv",
+            "kwargs": {"gate": "/none"},
+            "episodeInfo": ["is_open"],
+        },
         "algorithm": {"ppo": {"epochs": 1, "minibatchSize": 256}},
         "actors": {"replicas": 1, "environments": 8, "rolloutLength": 64, "ringSize": 2},
         "policyWorkers": {"replicas": 1},

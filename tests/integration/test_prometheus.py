@@ -21,7 +21,9 @@ CHARTS = Path(__file__).parents[2] / "charts"
 DASHBOARD = json.loads((CHARTS / "dashboards" / "experiment.json").read_text())
 RULES = sorted((CHARTS / "alerts").glob("*.yaml"))
 EXPERIMENT = (
-    GATED_EXPERIMENT.replace("replicas: 2, environments: 8", "replicas: 1, environments: 8, ringSize: 2")
+    GATED_EXPERIMENT.replace("replicas: 2, environments: 8", "replicas: 1, environments: 8, ringSize: 2").replace(
+        'gate: "{gate}"}}', 'gate: "{gate}"}}, episodeInfo: [is_open]'
+    )
     + """  policyWorkers: {{replicas: 1}}
   bufferWorkers: {{replicas: 1}}
   evaluators: {{replicas: 1, environments: 2, episodesPerEnvironment: 1}}

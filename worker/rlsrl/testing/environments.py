@@ -187,7 +187,8 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         if self._step_seconds:
             time.sleep(self._step_seconds)
         self._taken += 1
-        return self._observe(), float(self._is_open), self._taken == self.LENGTH, False, {}
+        is_over = self._taken == self.LENGTH
+        return self._observe(), float(self._is_open), is_over, False, {"is_open": self._is_open} if is_over else {}
 
     def _observe(self) -> NDArray[np.float32]:
         return np.array([self._taken / self.LENGTH, self.np_random.standard_normal()], np.float32)
