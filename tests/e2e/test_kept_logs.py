@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
 
 import pytest
 
@@ -20,6 +21,13 @@ def logs(experiment: ClusterExperiment, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+def beginnings(experiment: ClusterExperiment, role: str | None = None) -> list[str]:
+    """Return the kept lines with which workers began."""
+    chosen = () if role is None else ("--role", role)
+    code, output = logs(experiment, "--kept", "--tail", "-1", *chosen)
+    return [line for line in output.splitlines() if '"configuring"' in line] if code == 0 else []
+
+
 def test_logs_outlive_the_pods_until_the_end_and_a_kill(where: Namespace, hands: Nodes) -> None:
     experiment = begin(where)
     until(lambda: '"configuring"' in logs(experiment, "--kept", "--role", "actor")[1], "the actors' lines arrive")
@@ -29,6 +37,12 @@ def test_logs_outlive_the_pods_until_the_end_and_a_kill(where: Namespace, hands:
     goes_on(experiment)
     where.delete("pod", experiment.pods("evaluator")[0]["metadata"]["name"], wait=True)
     until(lambda: all_ready(experiment), "the evaluator has another pod")
+    until(lambda: len(beginnings(experiment, "evaluator")) > 1, "the lines of the evaluator's next pod arrive")
+    begun = beginnings(experiment)
+    assert len(set(begun)) == len(begun), "no line is kept twice"
+    starts = Counter(line.partition(" ")[0] for line in begun)
+    assert sorted(starts[f"[actor-{index}]"] for index in range(2)) == [1, 2], ("one has been killed", begun)
+    assert starts["[evaluator-0]"] == 2, ("in two pods", begun)
     reach_the_goal(experiment)
 
     code, output = logs(experiment, "--tail", "-1")
@@ -36,9 +50,7 @@ def test_logs_outlive_the_pods_until_the_end_and_a_kill(where: Namespace, hands:
     workers = {line.partition(" ")[0] for line in output.splitlines()}
     expected = {"actor-0", "actor-1", "buffer-0", "coordinator-0", "evaluator-0", "policy-0", "trainer-0", "trainer-1"}
     assert workers == {f"[{name}]" for name in expected}
-    begun = [line.partition(" ")[0] for line in output.splitlines() if '"configuring"' in line]
-    assert sorted(begun.count(f"[actor-{index}]") for index in range(2)) == [1, 2], "one has been killed"
-    assert begun.count("[evaluator-0]") == 2, "in two pods"
+    assert set(begun) <= set(output.splitlines()), "the end loses nothing"
     code, output = logs(experiment, "--role", "trainer", "--index", "1", "--tail", "1")
     assert (code, output.count("\n"), output.startswith("[trainer-1] ")) == (0, 1, True), output
 
