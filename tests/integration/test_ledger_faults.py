@@ -32,7 +32,7 @@ spec:
   algorithm: {ppo: {epochs: 1, minibatchSize: 32}}
   actors: {replicas: 1, environments: 4, rolloutLength: 16}
   trainers: {batchEnvironments: 8}
-  stop: {trainSteps: 6}
+  stop: {STOP}
 """
 DEADLINE_SECONDS = 60.0
 
@@ -69,10 +69,10 @@ class FaultyBuffer(FifoBuffer):
         return batch
 
 
-def run_workers(folder: Path) -> None:
+def run_workers(folder: Path, stop: str = "trainSteps: 6") -> None:
     """Train the experiment with its actor and trainer in this process, until both end cleanly."""
     placement = local_placement(run_uid=uuid.uuid4().hex[:12], run_folder=folder)
-    resolved = resolve(load_text(EXPERIMENT.encode()), placement)
+    resolved = resolve(load_text(EXPERIMENT.replace("STOP", stop).encode()), placement)
     ledger = folder / "ledger"
     actor = ActorWorker(make_context("actor", ledger))
     trainer = TrainerWorker(make_context("trainer", ledger))
@@ -112,7 +112,8 @@ def test_without_a_fault_the_ledger_balances(tmp_path: Path) -> None:
 def test_a_fault_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr(FaultyBuffer, "fault", fault, raising=False)
     monkeypatch.setattr("rlsrl.workers.build.trainer.FifoBuffer", FaultyBuffer)
-    run_workers(tmp_path)
+    # A run of six steps gathers for six steps and no more: it would wait for the lost slot.
+    run_workers(tmp_path, "wallSeconds: 3" if fault == "silently lost" else "trainSteps: 6")
     ledger = read_ledger(tmp_path / "ledger")
     assert not ledger["balanced"], ledger
     assert "consumers were left holding" in ledger["problem"]
