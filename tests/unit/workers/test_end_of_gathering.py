@@ -130,7 +130,7 @@ class Run:
         """Let an actor fill a slot, or kill it or the trainer."""
         if self.restarts_left and self.random.random() < 0.2:
             self.restart()
-        assert self.credits, "nobody may act, and training waits for a batch: the run hangs"
+        assert self.credits, "no actor has a credit, and training waits for a batch: the run hangs"
         credit = self.credits[self.random.choice(sorted(self.credits))]
         if self.kills_left and self.random.random() < 0.3:
             self.kills_left -= 1
