@@ -421,10 +421,10 @@ class TrainingThread:
 
 
 def _show_means(metrics: Metrics, progress: Progress) -> None:
-    if progress.return_mean is not None:
-        metrics.return_mean.set(progress.return_mean)
-    if progress.length_mean is not None:
-        metrics.episode_length_mean.set(progress.length_mean)
+    if (mean := progress.return_mean) is not None:
+        metrics.return_mean.set(mean)
+    if (mean := progress.length_mean) is not None:
+        metrics.episode_length_mean.set(mean)
     for key, statistics in progress.episode_info.items():
         if (mean := statistics["mean"]) is not None:
             metrics.episode_info_mean.labels(key=key).set(mean)
