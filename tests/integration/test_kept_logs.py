@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import shutil
 import signal
@@ -20,7 +19,7 @@ from rlsrl.api.resolved import ObjectStoreConfig
 from rlsrl.cli import main
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.printed_text import HALF_CHARACTERS
-from rlsrl.testing.cluster_objects import NAME, UID, experiment, pod, token_secret
+from rlsrl.testing.cluster_objects import NAME, UID, bucket_secret, experiment, pod, suspended_with_bucket, token_secret
 from rlsrl.testing.kubectl_standin import KubectlStandIn
 from rlsrl.testing.pods import TOKEN, Pods
 from rlsrl.testing.s3_server import CREDENTIALS, REGION, S3Server
@@ -198,15 +197,7 @@ def test_a_suspended_experiments_logs_are_read_in_its_bucket(
     for name in CREDENTIALS:  # from now on only the Secret has them
         monkeypatch.setenv(name, "wrong")
 
-    suspended = experiment("Suspended", **({} if fresh_attempt is None else {"freshAttempt": fresh_attempt}))
-    suspended["spec"] = {
-        "environment": {"id": "CartPole-v1"},
-        "actors": {"environments": 8},
-        "parameters": {"store": {"objectStore": {**place, "credentialsSecret": "bucket-keys"}}},
-        "stop": {"envSteps": 1000},
-    }
-    keys = {name: base64.b64encode(value.encode()).decode() for name, value in CREDENTIALS.items()}
-    cluster.show(suspended, {"kind": "Secret", "metadata": {"name": "bucket-keys"}, "data": keys})
+    cluster.show(suspended_with_bucket(place, fresh_attempt), bucket_secret(CREDENTIALS))
     run = f"{NAME}-{UID}" if fresh_attempt is None else f"{NAME}-{UID}-3"
     result = called("--role", "actor")
     assert result.exit_code == 0, result.output

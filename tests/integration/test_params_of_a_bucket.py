@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import uuid
@@ -15,17 +14,11 @@ from rlsrl.api.resolved import ObjectStoreConfig, ParameterStoreConfig
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.cli import main
 from rlsrl.data.version import Version
-from rlsrl.testing.cluster_objects import NAME, UID, experiment
+from rlsrl.testing.cluster_objects import NAME, UID, bucket_secret, suspended_with_bucket
 from rlsrl.testing.kubectl_standin import KubectlStandIn
 from rlsrl.testing.parameter_dbs import make_parameters
 from rlsrl.testing.s3_server import CREDENTIALS, REGION, S3Server
 from rlsrl.workers.build.parameters import open_blobs
-
-KEYS = {
-    "kind": "Secret",
-    "metadata": {"name": "bucket-keys"},
-    "data": {name: base64.b64encode(value.encode()).decode() for name, value in CREDENTIALS.items()},
-}
 
 
 @pytest.mark.parametrize("fresh_attempt", [None, 3])
@@ -43,16 +36,9 @@ def test_a_suspended_experiment_shows_the_versions_of_its_present_run(
     for name in CREDENTIALS:  # from now on only the Secret has them
         monkeypatch.setenv(name, "wrong")
 
-    suspended = experiment("Suspended", **({} if fresh_attempt is None else {"freshAttempt": fresh_attempt}))
-    suspended["spec"] = {
-        "environment": {"id": "CartPole-v1"},
-        "actors": {"environments": 8},
-        "parameters": {"store": {"objectStore": {**place, "credentialsSecret": "bucket-keys"}}},
-        "stop": {"envSteps": 1000},
-    }
     (tmp_path / "kubectl").mkdir()
     cluster = KubectlStandIn(tmp_path / "kubectl")
-    cluster.show(suspended, KEYS)
+    cluster.show(suspended_with_bucket(place, fresh_attempt), bucket_secret(CREDENTIALS))
     monkeypatch.setenv("PATH", f"{cluster.folder}{os.pathsep}{os.environ['PATH']}")
     listed = CliRunner().invoke(main, ["params", "list", NAME, "-n", "research", "--json"])
     assert listed.exit_code == 0, listed.output

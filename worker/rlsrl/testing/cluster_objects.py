@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from typing import Any
 
 from rlsrl.api.pods import CONTAINER, EXPERIMENT_LABEL, ROLE_LABEL, UID_LABEL
@@ -14,6 +15,7 @@ NAME = "cartpole"
 UID = "0f5a5b0a-0000-4000-8000-000000000001"
 MADE = "2026-01-01T12:00:00Z"
 """Creation time of the experiment and its objects."""
+BUCKET_SECRET = "bucket-keys"
 _WARNED = "2026-01-01T12:02:00Z"
 
 
@@ -24,8 +26,28 @@ def labels(role: str) -> dict[str, str]:
 
 def token_secret(token: str) -> Object:
     """Return the Secret with the experiment's token."""
-    data = {"token": base64.b64encode(token.encode()).decode()}
-    return {"kind": "Secret", "metadata": {"name": f"{NAME}-token", "labels": labels("")}, "data": data}
+    return {"kind": "Secret", "metadata": {"name": f"{NAME}-token", "labels": labels("")}, "data": _data(token=token)}
+
+
+def bucket_secret(credentials: Mapping[str, str]) -> Object:
+    """Return the Secret with the keys of the bucket of ``suspended_with_bucket``."""
+    return {"kind": "Secret", "metadata": {"name": BUCKET_SECRET}, "data": _data(**credentials)}
+
+
+def suspended_with_bucket(place: Mapping[str, str], fresh_attempt: int | None) -> Object:
+    """Return a suspended experiment whose runs are in an object store.
+
+    ``place``: the store's url, endpoint and region. ``fresh_attempt``: the attempt that began its present run; None:
+    the first.
+    """
+    status: Object = {} if fresh_attempt is None else {"freshAttempt": fresh_attempt}
+    spec = {
+        "environment": {"id": "CartPole-v1"},
+        "actors": {"environments": 8},
+        "parameters": {"store": {"objectStore": {**place, "credentialsSecret": BUCKET_SECRET}}},
+        "stop": {"envSteps": 1000},
+    }
+    return {**experiment("Suspended", **status), "spec": spec}
 
 
 def experiment(phase: str | None, *conditions: Object, name: str = NAME, uid: str = UID, **status: Any) -> Object:
@@ -96,3 +118,8 @@ def warning(about: Object, reason: str, message: str, *, count: int = 1) -> Obje
         "lastTimestamp": _WARNED,
         "count": count,
     }
+
+
+def _data(**values: str) -> dict[str, str]:
+    """Return the data of a Secret."""
+    return {name: base64.b64encode(value.encode()).decode() for name, value in values.items()}
