@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 from structlog.testing import LogCapture
 
+from rlsrl.api.reasons import ENVIRONMENT_ERRORS, REASONS
 from rlsrl.data.slots import rollout_layout
 from rlsrl.envs.faults import (
     ERROR_BUDGET,
@@ -618,3 +619,9 @@ def test_threads_make_an_environment_again_and_close_it() -> None:
         envs.close()
     assert [env.num_closed for env in factory.made] == [1] * 4
     assert recorder.reasons == ["environment_error"] * 2
+
+
+def test_the_cure_of_environment_errors_names_the_budget_and_its_decay() -> None:
+    assert (ERROR_BUDGET + 1, ERROR_DECAY_SECONDS / 60) == (6, 10)
+    cure = REASONS[ENVIRONMENT_ERRORS]["MadeAgain"].cure
+    assert "raises six times ends its actor; one of its errors is forgiven every ten minutes" in cure
