@@ -11,13 +11,12 @@ from rlsrl.api.failures import FUTILE_STARTS
 from rlsrl.api.pods import ROLE_LABEL, terminations
 from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, EndReason, GangReason
 from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
-from rlsrl.api.status import ExperimentStatus, LastFailure, Phase
+from rlsrl.api.status import TERMINAL, ExperimentStatus, LastFailure, Phase
 from rlsrl_operator import status as statuses
 from rlsrl_operator.gang import FINAL_CODES, AttemptEnd, attempt_of, final_error, judge, parse_time, template_of
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, ExperimentContext
 from rlsrl_operator.manifests.kueue import is_gated
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.status import TERMINAL
 
 Templates = Mapping[str, str]
 """By role: the digest of the template that its pods should be made from."""

@@ -17,7 +17,7 @@ from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY
 from rlsrl.api.reasons import READY
 from rlsrl.api.role_names import COORDINATOR
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
-from rlsrl.api.status import ExperimentStatus
+from rlsrl.api.status import TERMINAL, ExperimentStatus
 from rlsrl_operator import status as statuses
 from rlsrl_operator.cluster import Cluster
 from rlsrl_operator.coordinator_status import CoordinatorStatus
@@ -40,7 +40,6 @@ from rlsrl_operator.manifests.types import ObjectKey, key_of
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.roles import is_queued, roles_of, workload_of
 from rlsrl_operator.settings import OperatorSettings
-from rlsrl_operator.status import TERMINAL
 
 MAKING_SECONDS = 3.0
 """How long controllers may take to create pods before the pass reads why they do not."""

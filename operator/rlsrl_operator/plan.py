@@ -11,7 +11,7 @@ from rlsrl.api.edits import refused
 from rlsrl.api.pods import ROLE_LABEL, is_ready
 from rlsrl.api.reasons import ACCEPTED, READY, AcceptedReason
 from rlsrl.api.role_names import COORDINATOR
-from rlsrl.api.status import ExperimentStatus
+from rlsrl.api.status import TERMINAL, ExperimentStatus
 from rlsrl_operator import status as statuses
 from rlsrl_operator.drift import Action, Write, write_for
 from rlsrl_operator.gang import parse_time, template_of
@@ -31,7 +31,6 @@ from rlsrl_operator.observe import Blocker, Observed, RevisionProblem
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.pod_deletions import PodDeletion, pod_deletions
 from rlsrl_operator.retries import Retry, begin_retry, requested_retry
-from rlsrl_operator.status import TERMINAL
 
 RETRY_SECONDS = 0.2
 """Delay of the next pass after a conflict."""

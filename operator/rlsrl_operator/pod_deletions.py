@@ -22,10 +22,9 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from rlsrl.api.pods import is_evicted_by_taint, is_in_back_off, terminations, unready_since
-from rlsrl.api.status import ExperimentStatus
+from rlsrl.api.status import TERMINAL, ExperimentStatus
 from rlsrl_operator.gang import attempt_of, parse_time
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.status import TERMINAL
 
 LOST_SECONDS = 30.0
 """How long a pod may exceed its grace period before it is force-deleted: its node is dead or unreachable."""

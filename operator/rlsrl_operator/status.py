@@ -26,8 +26,9 @@ from rlsrl.api.reasons import (
 )
 from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.spec import API_VERSION, KIND
+from rlsrl.api.spec.environment import MAX_INFO_KEY_LENGTH, MAX_INFO_KEYS
 from rlsrl.api.status import (
-    MAX_INFO_KEYS,
+    TERMINAL,
     Condition,
     EpisodeInfo,
     ExperimentStatus,
@@ -42,7 +43,6 @@ from rlsrl_operator.manifests.pods import TLS_KEYS
 from rlsrl_operator.manifests.types import Manifest, digest
 from rlsrl_operator.roles import is_queued, roles_of
 
-TERMINAL: tuple[Phase, ...] = ("Succeeded", "Failed")
 _PODLESS_PHASES: tuple[Phase, ...] = (*TERMINAL, "Suspended")
 FIRST_NUMBERS_SECONDS = 2.0
 """Seconds between two looks for a run's first numbers: a short run may be over before the first status period."""
@@ -52,7 +52,6 @@ _MESSAGE_LENGTH = 1024
 _MAX_NUMBER = 1e15
 """Larger numbers do not fit the schema of the status."""
 _MAX_VERSION_LENGTH = 64
-_MAX_KEY_LENGTH = 64
 _LONG_CALL_SECONDS = 60.0
 """Duration from which a call of an environment is in the condition Progressing."""
 _REST: Mapping[Phase, tuple[ProgressReason, str]] = {
@@ -313,7 +312,7 @@ def _episode_info(found: Any) -> tuple[EpisodeInfo, ...]:
             count=max(0, round(_number(values, "count") or 0)),
         )
         for key, values in statistics[:MAX_INFO_KEYS]
-        if len(key) <= _MAX_KEY_LENGTH and isinstance(values, dict)
+        if len(key) <= MAX_INFO_KEY_LENGTH and isinstance(values, dict)
     )
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, EndReason
 from rlsrl.api.role_names import TRAINER
-from rlsrl.api.status import ExperimentStatus, Phase, Training
+from rlsrl.api.status import TERMINAL, ExperimentStatus, Phase, Training
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, for_phase, is_rolled_out
 from rlsrl_operator.manifests import ExperimentContext, Manifest, render
-from rlsrl_operator.status import TERMINAL, condition, failures, stamp, with_condition
+from rlsrl_operator.status import condition, failures, stamp, with_condition
 from rlsrl_operator.testing import context_of, ended, pod, waiting
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)

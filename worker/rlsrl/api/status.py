@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlsrl.api.model import INTEGRAL, Model
+from rlsrl.api.spec.environment import MAX_INFO_KEY_LENGTH, MAX_INFO_KEYS
 
 Text = Annotated[str, Field(max_length=1024)]
 """One or two sentences."""
@@ -16,6 +17,8 @@ Number = Annotated[int, Field(ge=0, le=1_000_000_000_000_000), INTEGRAL]
 """A count."""
 
 Phase = Literal["Pending", "Queued", "Starting", "Running", "Suspended", "Succeeded", "Failed"]
+TERMINAL: tuple[Phase, ...] = ("Succeeded", "Failed")
+"""The phases of an experiment that has ended."""
 """Pending: no object exists yet. Queued: the trainers wait in a queue, and the other workers wait for the trainers.
 Starting: some workers are not ready. Running: training. Suspended: its pods end or have ended until it is resumed.
 Succeeded is final, Failed until the experiment is tried again."""
@@ -49,14 +52,10 @@ class RoleStatus(Model):
     """The label selector of the pods."""
 
 
-MAX_INFO_KEYS = 16
-"""Keys of ``info`` that the status shows; ``spec.environment.episodeInfo`` has no more."""
-
-
 class EpisodeInfo(Model):
     """What episodes reported under one key of ``info`` (``spec.environment.episodeInfo``)."""
 
-    key: Annotated[str, Field(max_length=64)]
+    key: Annotated[str, Field(max_length=MAX_INFO_KEY_LENGTH)]
     """The key."""
     mean: Annotated[str, Field(max_length=32)] | None = None
     """Mean over the last episodes with a value, as text; absent without a value."""

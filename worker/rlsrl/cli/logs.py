@@ -9,14 +9,13 @@ import click
 
 from rlsrl.api.pods import CONTAINER, ROLE_LABEL, restarts
 from rlsrl.api.role_names import TRAINER
+from rlsrl.api.status import TERMINAL
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import Kubectl, Object, complaint, own_labels
 from rlsrl.cli.live import quiet_interrupt
 from rlsrl.cli.text import printable
 from rlsrl.runtime.errors import did_you_mean
 
-ENDED = ("Suspended", "Succeeded", "Failed")
-"""Phases whose workers' pods are gone."""
 INDEX_LABEL = "apps.kubernetes.io/pod-index"
 NAMED = 3
 """Pods named in a message."""
@@ -63,7 +62,7 @@ def logs(
     kubectl = Kubectl(namespace)
     with quiet_interrupt():
         experiment = kubectl.experiment(name)
-        has_ended = experiment.get("status", {}).get("phase") in ENDED
+        has_ended = experiment.get("status", {}).get("phase") in (*TERMINAL, "Suspended")
         if kept or (has_ended and not (follow or previous)):
             _print_kept(kubectl, experiment, role, index, None if tail < 0 else tail)
             return

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from rlsrl.api.pods import ROLE_LABEL
 from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, PHASES, STALE, UNSEEN, ConditionType
-from rlsrl.api.status import ExperimentStatus, Phase, Training
+from rlsrl.api.status import TERMINAL, ExperimentStatus, Phase, Training
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import Object
 from rlsrl.cli.text import UNKNOWN, columns, printable, since
@@ -48,7 +48,7 @@ def read_status(experiment: Object) -> ExperimentStatus:
 
 def is_over(status: ExperimentStatus) -> bool:
     """Return whether the experiment has ended."""
-    return status.phase in ("Succeeded", "Failed")
+    return status.phase in TERMINAL
 
 
 def is_stale(status: ExperimentStatus, now: datetime) -> bool:

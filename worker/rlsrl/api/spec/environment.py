@@ -9,7 +9,13 @@ from pydantic import Field
 from rlsrl.api.model import INTEGRAL, Arguments, Model, Name
 from rlsrl.api.spec.scalars import Attribute, Count, PositiveSeconds
 
-InfoKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$", max_length=64, examples=["is_success"])]
+MAX_INFO_KEYS = 16
+"""Keys of ``info`` that a run may report."""
+MAX_INFO_KEY_LENGTH = 64
+"""Characters of each of them."""
+InfoKey = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$", max_length=MAX_INFO_KEY_LENGTH, examples=["is_success"])
+]
 """A key of an environment's ``info``."""
 
 
@@ -56,7 +62,7 @@ class Environment(Model):
     a choice, 0 for an illegal one. A MultiDiscrete has the choices of its entries one after the other. The key is
     looked up in a Dict observation, else in the ``info`` of each reset and step. Illegal choices have probability 0 in
     acting, training and evaluation. The mask is no input of the network."""
-    episode_info: Annotated[tuple[InfoKey, ...], Field(strict=False, max_length=16)] = ()
+    episode_info: Annotated[tuple[InfoKey, ...], Field(strict=False, max_length=MAX_INFO_KEYS)] = ()
     """Keys of ``info`` whose values at an episode's end are reported, such as ``[is_success]``: their means over the
     last ``stop.episodes`` episodes with a value, and how many episodes had one. Values are numbers or booleans, which
     count as 0 and 1; others end the run. NaN and infinity are no values."""
