@@ -69,7 +69,7 @@ class StandInNode:
                 for pod in pods:
                     self._update(pod)
                     self._send_due_heartbeat()  # hundreds of pods take a while
-                    pause.wait(_POLL_SECONDS)
+                pause.wait(_POLL_SECONDS)
         except Exception as error:  # noqa: BLE001 - raised at the exit
             self._failure = error
 
