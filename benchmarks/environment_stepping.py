@@ -121,11 +121,15 @@ def made(
     sizes: dict[str, Any] = {"num_steps": num_steps, "num_lanes": num_envs, "rng": np.random.default_rng(0)}
     if name == "threads":
         wake_threads_promptly()
-        threads = EnvironmentThreads(make, seeds=range(num_envs))
+        threads = EnvironmentThreads(lambda _: make(), seeds=range(num_envs))
         actors = NumpyLanes(exported(), **sizes), NumpyLanes(exported(), **sizes)
         group = ThreadedEnvGroup(threads, actors, num_steps=num_steps)
         return group, group.load, threads.spec, threads
-    envs = make_native(CARTPOLE, num_envs, seed=0) if name == "native" else LoopVectorEnv(make, seeds=range(num_envs))
+    envs = (
+        make_native(CARTPOLE, num_envs, seed=0)
+        if name == "native"
+        else LoopVectorEnv(lambda _: make(), seeds=range(num_envs))
+    )
     actor = NumpyActor(exported(), **sizes)
     return LockstepEnvGroup(envs, actor, num_steps=num_steps), actor.load, envs.spec, envs
 
@@ -145,7 +149,7 @@ def exported() -> ExportedActor:
             )
         )
         offset += (in_size + 1) * out_size
-    spec = LoopVectorEnv(lambda: make_environment(CARTPOLE), seeds=[0]).spec
+    spec = LoopVectorEnv(lambda _: make_environment(CARTPOLE), seeds=[0]).spec
     return ExportedActor(
         layout="benchmark",
         num_parameters=offset,

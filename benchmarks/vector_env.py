@@ -26,7 +26,7 @@ NUM_STEPS, ROUNDS, SLOTS_A_ROUND = 128, 9, 8
 
 def main(env_id: str = "CartPole-v1", num_envs: str = "8") -> None:
     source, count = EnvironmentSource(id=env_id), int(num_envs)
-    envs = LoopVectorEnv(lambda: make_environment(source), seeds=range(count))
+    envs = LoopVectorEnv(lambda _: make_environment(source), seeds=range(count))
     layout = rollout_layout(envs.spec, num_steps=NUM_STEPS, num_lanes=count)
     arrays = layout.view(bytearray(layout.nbytes))
     actions = random_actions(source, count)

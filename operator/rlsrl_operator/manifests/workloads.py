@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlsrl.api.placement import COORDINATOR_PORT, HTTP_PORT
-from rlsrl.api.role_names import COORDINATOR, TRAINER
+from rlsrl.api.role_names import ACTOR, COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.api.roles import Role
 from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.pods import pod_template
@@ -67,12 +67,20 @@ def _deployment(context: ExperimentContext, role: Role) -> Manifest:
         "spec": {
             "replicas": role.num_pods(context.experiment.spec),
             "selector": {"matchLabels": context.selector(role.name)},
-            # A worker's index is free only after the pod that holds it is gone.
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}},
+            "strategy": _strategy(context, role),
             "revisionHistoryLimit": 2,
             "template": pod_template(context, role),
         },
     }
+
+
+def _strategy(context: ExperimentContext, role: Role) -> Manifest:
+    """Return how the pods of a role are replaced."""
+    if role.name in (ACTOR, EVALUATOR) and context.experiment.spec.environment.depends_on_rank:
+        # An edit may move ranks to other workers: two environments of one rank must not exist at the same time.
+        return {"type": "Recreate"}
+    # A worker's index is free only after the pod that holds it is gone.
+    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "25%"}}
 
 
 def _stateful_set(context: ExperimentContext, role: Role) -> Manifest:

@@ -7,6 +7,7 @@ import functools
 import json
 import operator
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -74,6 +75,18 @@ def test_the_crd_is_structural_and_small() -> None:
         assert part.get("type") != "array" or "maxItems" in part, path
 
 
+def test_no_rule_reads_free_json() -> None:
+    """CEL has no access to it: an API server refuses a definition with such a rule."""
+    num_free = 0
+    for path, part in parts(SCHEMA):
+        rules = " ".join(rule["rule"] for rule in part.get("x-kubernetes-validations", ()))
+        for name, member in part.get("properties", {}).items():
+            if "properties" not in member and any("type" not in inner for _, inner in parts(member)):
+                num_free += 1
+                assert not re.search(rf"elf\.{name}\b", rules), f"{path}.{name}"
+    assert num_free > 3
+
+
 def test_every_default_is_legal_by_itself() -> None:
     assert faults_of_defaults(SCHEMA) == []
 
@@ -120,6 +133,33 @@ def test_crd_and_loader_agree_on_generated_documents() -> None:
     rules = [rule for model in MODELS.values() for rule in model.cel_rules()]
     never = {rule.message for rule in rules} - set(broken)
     assert not never, "rules that no document broke"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"factory": "a:b"},
+        *(
+            {"id": "CartPole-v1", name: value}
+            for name, value in {
+                "kwargsByRank": {"addRank": {"port": 9000}},
+                "atari": {},
+                "maxEpisodeSteps": 9,
+                "frameStack": 2,
+                "actionMask": "mask",
+            }.items()
+        ),
+    ],
+)
+def test_native_vectorization_is_refused_beside(environment: JsonDocument) -> None:
+    document = minimal()
+    document["spec"]["environment"] = environment
+    assert not faults(SCHEMA, document)
+    document["spec"]["actors"]["vectorization"] = "native"
+    (fault,) = faults(SCHEMA, document)
+    assert fault.startswith(".spec.actors.vectorization: native takes")
+    (problem,) = models_verdict(document)
+    assert "spec.actors.vectorization" in problem
 
 
 def numbers_out_of_bounds() -> list[tuple[str, int, JsonDocument]]:

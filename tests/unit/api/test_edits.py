@@ -15,7 +15,10 @@ from rlsrl.testing.api_server import faults
 from rlsrl.testing.documents import as_sent, minimal, variation
 
 SCHEMA = schema()
-FREE = frozenset({"spec.environment.kwargs", "spec.policy.network.custom.kwargs"})
+FREE = frozenset(
+    {"spec.environment.kwargs", "spec.policy.network.custom.kwargs"}
+    | {f"spec.environment.kwargsByRank.{member}" for member in ("each", "cycle")}
+)
 """Fields that an API server cannot compare."""
 
 
@@ -46,6 +49,8 @@ def test_an_absent_field_equals_its_default() -> None:
         ("pacing.maxPolicyLag", 4, "gang"),
         ("environment.kwargs", {"a": 1}, "refuse"),
         ("environment.maxEpisodeSteps", 10, "refuse"),
+        ("environment.kwargsByRank", {"each": {}, "cycle": {}, "addRank": {"port": 1}}, "refuse"),
+        ("environment.passPlace", True, "refuse"),
         ("parameters.store.filesystem.size", "1Gi", "refuse"),
         ("parameters.store.filesystem.whenDeleted", "Delete", "live"),
     ],

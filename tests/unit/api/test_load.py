@@ -235,6 +235,42 @@ def test_whole_numbers_are_integers_however_written(written: str, read: int) -> 
             "a multiple of 3",
         ),
         (
+            ["environment.kwargsByRank.each={shard: [1, 2, 3]}"],
+            "spec.environment.kwargsByRank.each",
+            "'shard' has 3 values, and all actors together have 8 environments",
+            "8 values; environment.kwargsByRank.cycle takes any number",
+        ),
+        (
+            ["environment.kwargsByRank.each={shard: [1, 2]}", "actors={environmentsPerActor: 1, replicas: 3}"],
+            "spec.environment.kwargsByRank.each",
+            "'shard' has 2 values, and all actors together have 3 environments",
+            "3 values",
+        ),
+        (
+            ["environment.kwargs.level=1", "environment.kwargsByRank.cycle={level: [1, 2]}"],
+            "spec.environment.kwargsByRank",
+            "the argument 'level' is in kwargs and in kwargsByRank.cycle",
+            "one of them",
+        ),
+        (
+            ["environment.kwargsByRank={cycle: {level: [1, 2]}, addRank: {level: 1}}"],
+            "spec.environment.kwargsByRank",
+            "the argument 'level' is in kwargsByRank.cycle and in kwargsByRank.addRank",
+            "one of them",
+        ),
+        (
+            ["environment.passPlace=true", "environment.kwargsByRank.addRank={place: 1}"],
+            "spec.environment.passPlace",
+            "passes the argument 'place', and kwargs or kwargsByRank have it, too",
+            "another name for the argument 'place'",
+        ),
+        (
+            ["actors.vectorization=native", "environment.kwargsByRank.addRank={port: 1}"],
+            "spec.actors.vectorization",
+            "this one has environment.kwargsByRank",
+            "loop or threads",
+        ),
+        (
             ["evaluators={environments: 3, replicas: 4, maxSteps: 3}"],
             "spec.evaluators.maxSteps",
             "3 steps leave some of 4 environments without any",

@@ -79,6 +79,9 @@ def test_the_schema_knows_unions_and_defaults() -> None:
         ("spec.pacing", "mapping with the fields maxPolicyLag"),
         ("spec.environment.kwargs.anything.at.all", "any JSON value"),
         ("spec.environment.kwargs", "mapping of at most 64 entries; keys: string; values: any JSON value"),
+        ("spec.environment.kwargsByRank", "mapping with the fields each, cycle, addRank"),
+        ("spec.environment.kwargsByRank.cycle.level", "list of 1 to 16384 items, each any JSON value"),
+        ("spec.environment.kwargsByRank.addRank.port", "integer from 0 to 2147483647"),
     ],
 )
 def test_allowed_values_are_described_in_words(path: str, words: str) -> None:

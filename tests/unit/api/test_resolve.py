@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import pytest
 from pydantic import ValidationError
 
+from rlsrl.api.live import name_of
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import Placement, cluster_placement, local_placement
 from rlsrl.api.resolve import ResolvedExperiment, resolve
@@ -247,6 +248,45 @@ def test_environments_per_actor_allow_more_actors() -> None:
     assert actor.environment_ranks_of(7) == range(42, 48)
     with pytest.raises(IndexError):
         actor.environment_ranks_of(-1)
+
+
+@pytest.mark.parametrize("environments", ["environments: 12", "environmentsPerActor: 6"])
+def test_actors_know_the_number_of_all_environments_where_the_environment_gets_its_place(environments: str) -> None:
+    actor = resolved(f"actors={{{environments}, replicas: 2}}", "environment.passPlace=true").actor
+    assert actor.num_environments == 12
+    assert actor.environment_ranks_of(1) == range(6, 12)
+    with pytest.raises(IndexError, match="2 is not one of the 2 that have environments"):
+        actor.environment_ranks_of(2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "same"),
+    [("{id: A-v0}", True), ("{id: A-v0, kwargsByRank: {addRank: {port: 9000}}}", True),
+     ("{id: A-v0, passPlace: true}", False)],
+)  # fmt: skip
+def test_the_number_of_actors_changes_the_config_only_of_environments_that_get_it(environment: str, same: bool) -> None:
+    before, after = (
+        resolved(f"actors={{environmentsPerActor: 6, replicas: {number}}}", f"environment={environment}").actor
+        for number in (2, 3)
+    )
+    assert (name_of(before) == name_of(after)) is same
+
+
+def test_arguments_by_rank() -> None:
+    environment = resolved(
+        "environment.kwargsByRank={each: {shard: [a, b, c, d, e, f, g, h]}, cycle: {level: [1, 2, 3]},"
+        " addRank: {port: 9000}}"
+    ).actor.environment
+    assert environment.kwargs_at(0) == {"shard": "a", "level": 1, "port": 9000}
+    assert environment.kwargs_at(4) == {"shard": "e", "level": 2, "port": 9004}
+    assert environment.kwargs_at(9)["shard"] == "b", "evaluation environments may be more than those of the actors"
+    assert resolved().actor.environment.kwargs_at(3) == {}
+
+
+def test_values_that_no_environment_takes_cause_a_warning() -> None:
+    (warning,) = resolved("environment.kwargsByRank.cycle={level: [0, 1, 2, 3, 4, 5, 6, 7, 8]}").warnings
+    assert "'level' has 9 values, and all actors together have 8 environments" in warning
+    assert resolved("environment.kwargsByRank.cycle={level: [0, 1, 2, 3, 4, 5, 6, 7]}").warnings == ()
 
 
 def test_runs_share_no_endpoint() -> None:

@@ -277,6 +277,23 @@ def test_kwargs_of_environment_and_network_are_bounded_together() -> None:
     assert problem.allowed.startswith(f"at most {MAX_ARGUMENTS} together;")
 
 
+def test_arguments_by_rank_are_bounded_together_with_the_others() -> None:
+    document = minimal()
+    half = MAX_ARGUMENTS // 2
+    document["spec"]["environment"] |= {
+        "kwargs": {"map": "k" * (half - len('{"map": ""}'))},
+        "kwargsByRank": {"cycle": {"text": ["k" * (half - len('{"cycle": {"text": [""]}}'))]}},
+    }
+    load_text(json.dumps(document))
+    document["spec"]["environment"]["kwargsByRank"]["cycle"]["text"][0] += "k"
+    with pytest.raises(SpecError) as raised:
+        load_text(json.dumps(document))
+    (problem,) = raised.value.problems
+    assert problem.path == "spec.environment.kwargsByRank"
+    assert problem.message == f"has {half + 1} characters as JSON, beside {half} of environment.kwargs"
+    assert problem.allowed.startswith(f"at most {MAX_ARGUMENTS} together;")
+
+
 def test_every_value_has_a_bound() -> None:
     for case in LEAVES:
         for kind in (case.kind, *(() if free(case) else case.kind.items)):

@@ -65,7 +65,7 @@ def test_a_game_begins_with_a_random_number_of_idle_frames() -> None:
 
 def test_lives_end_episodes_and_returns_are_those_of_whole_games() -> None:
     source = game("BreakoutNoFrameskip-v4", terminal_on_life_loss=True, frame_stack=None)
-    envs = LoopVectorEnv(lambda: make_environment(source), seeds=[0])
+    envs = LoopVectorEnv(lambda _: make_environment(source), seeds=[0])
     layout = rollout_layout(envs.spec, num_steps=400, num_lanes=1)
     arrays = layout.view(bytearray(layout.nbytes))
     envs.begin(arrays)

@@ -18,6 +18,7 @@ from rlsrl.envs.native import NativeVectorEnv
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.runtime.call_board import BOARD_BYTES, CallBoard
+from rlsrl.testing.environments import at_any_rank
 from rlsrl.testing.waiting import DEADLINE_SECONDS
 
 Seen = tuple[str, int, int]
@@ -84,7 +85,7 @@ def fill(envs: VectorEnv, *, num_steps: int = 7) -> None:
 def test_the_loop_shows_one_environment_at_a_time(
     board: CallBoard, seen: list[Seen], marks: list[object], make: Callable[[], Looking]
 ) -> None:
-    envs = LoopVectorEnv(make, seeds=range(2), first_rank=40, max_decorrelation_steps=2, board=board)
+    envs = LoopVectorEnv(at_any_rank(make), seeds=range(2), first_rank=40, max_decorrelation_steps=2, board=board)
     fill(envs)
     assert set(seen) == {(name, rank, 1) for name in ("make", "reset", "step") for rank in (40, 41)}
     assert len(marks) == len(set(marks)), "two calls in a row never look alike"
@@ -110,7 +111,7 @@ def test_calls_in_bulk_show_all_environments(board: CallBoard, seen: list[Seen],
 
 
 def test_each_thread_shows_its_environment(board: CallBoard, seen: list[Seen], make: Callable[[], Looking]) -> None:
-    envs = EnvironmentThreads(make, seeds=range(3), first_rank=5, board=board)
+    envs = EnvironmentThreads(at_any_rank(make), seeds=range(3), first_rank=5, board=board)
     envs.begin(lambda _, env: fill(env))
     assert envs.wait(lambda: envs.num_done == 1, DEADLINE_SECONDS)
     assert {("make", 5, 1), ("reset", 5, 1), ("step", 6, 1), ("step", 7, 1)} <= set(seen)
@@ -133,7 +134,7 @@ def test_an_environment_that_is_made_again_is_on_the_board_while_it_is_closed_an
         return env
 
     envs: VectorEnv = (
-        LoopVectorEnv(breaks_once, seeds=[0], first_rank=8, board=board)
+        LoopVectorEnv(at_any_rank(breaks_once), seeds=[0], first_rank=8, board=board)
         if vectorization == "loop"
         else NativeVectorEnv(
             lambda: SyncVectorEnv([breaks_once]), seed=0, first_rank=8, calls=board.open_entry(8, span=1)
@@ -153,7 +154,7 @@ def test_a_call_that_raises_is_over(board: CallBoard, make: Callable[[], Looking
         setattr(env, method, lambda *_, **__: 1 / 0)
         return env
 
-    envs = LoopVectorEnv(broken, seeds=[0], board=board)
+    envs = LoopVectorEnv(at_any_rank(broken), seeds=[0], board=board)
     with pytest.raises(RuntimeError, match="raised ZeroDivisionError"):
         fill(envs)
     assert list(board.calls()) == []

@@ -18,6 +18,7 @@ from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import VectorEnv
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
+from rlsrl.testing.environments import at_any_rank
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
 
@@ -65,7 +66,7 @@ def witnesses(made: list[Witness], number: int = 3, **options: float) -> Iterato
 
     faults = EnvironmentFaults(error_budget=0)
     seeds = range(10, 10 + number)
-    envs = EnvironmentThreads(make, seeds=seeds, first_rank=40, faults=faults, **options)  # type: ignore[arg-type]
+    envs = EnvironmentThreads(at_any_rank(make), seeds=seeds, first_rank=40, faults=faults, **options)  # type: ignore[arg-type]
     try:
         yield envs
     finally:
@@ -152,7 +153,7 @@ def test_no_environment_is_left_open_when_a_later_one_cannot_be_made(made: list[
         return made[-1]
 
     with pytest.raises(ConfigurationError if isinstance(failure, ConfigurationError) else EnvironmentFailed) as caught:
-        EnvironmentThreads(make, seeds=range(4))
+        EnvironmentThreads(at_any_rank(make), seeds=range(4))
     assert str(failure) in str(caught.value)
     assert [each.closed for each in made] == [True, True]
 
@@ -163,13 +164,13 @@ def test_environments_that_differ_are_refused_and_closed(made: list[Witness]) ->
         return made[-1]
 
     with pytest.raises(ConfigurationError, match=r"rank 7 has .*rank 8 "):
-        EnvironmentThreads(make, seeds=[0, 1], first_rank=7)
+        EnvironmentThreads(at_any_rank(make), seeds=[0, 1], first_rank=7)
     assert [each.closed for each in made] == [True, True]
 
 
 def test_zero_environments_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="at least one"):
-        EnvironmentThreads(Witness, seeds=[])
+        EnvironmentThreads(at_any_rank(Witness), seeds=[])
 
 
 def test_a_job_that_is_abandoned_within_a_step_does_nothing_after_it(made: list[Witness]) -> None:

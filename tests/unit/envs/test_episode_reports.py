@@ -22,7 +22,7 @@ from rlsrl.envs.native import NativeVectorEnv
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
-from rlsrl.testing.environments import Episode, ScriptedEnv
+from rlsrl.testing.environments import Episode, ScriptedEnv, at_any_rank
 from rlsrl.testing.waiting import DEADLINE_SECONDS
 
 Make = Callable[[], gymnasium.Env[Any, Any]]
@@ -38,7 +38,7 @@ VALUES = [
 
 
 def looped(make: Make, reports: EpisodeReports) -> VectorEnv:
-    return LoopVectorEnv(make, seeds=[1], first_rank=40, reports=reports)
+    return LoopVectorEnv(at_any_rank(make), seeds=[1], first_rank=40, reports=reports)
 
 
 def in_bulk(make: Make, reports: EpisodeReports) -> VectorEnv:
@@ -68,7 +68,7 @@ def ended(make: Make, num_steps: int, *, through: Any = looped, reports: Episode
 
 
 def through_threads(make: Make, reports: EpisodeReports) -> EndedEpisodes:
-    threads = EnvironmentThreads(make, seeds=[1], first_rank=40, reports=reports)
+    threads = EnvironmentThreads(at_any_rank(make), seeds=[1], first_rank=40, reports=reports)
     arrays = slot_for(threads, 10, reports.keys)
     try:
         threads.begin(lambda _, envs: fill(envs, arrays))

@@ -10,6 +10,7 @@ import gymnasium
 import pytest
 
 from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_environment
+from rlsrl.envs.place import INSPECTION
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 
 FACTORIES = """
@@ -48,6 +49,15 @@ def typo():
 
 def exits():
     sys.exit(3)
+
+def placed(place):
+    return Corridor(place)
+
+def perhaps_placed(length=3, place=None):
+    return Corridor((length, place))
+
+def takes_all(**kwargs):
+    return Corridor(kwargs)
 """
 
 
@@ -69,6 +79,29 @@ def test_a_gymnasium_id_with_arguments() -> None:
 def test_the_users_own_factory_gets_its_arguments(factories: None) -> None:
     env = make_environment(EnvironmentSource(factory="factory_samples:make", kwargs={"length": 9}))
     assert env.get_wrapper_attr("length") == 9
+
+
+@pytest.mark.parametrize(
+    ("factory", "got"),
+    [("placed", INSPECTION), ("perhaps_placed", (3, INSPECTION)), ("takes_all", {"place": INSPECTION})],
+)
+def test_an_environment_gets_its_place_if_the_experiment_passes_it(factories: None, factory: str, got: object) -> None:
+    env = make_environment(EnvironmentSource(factory=f"factory_samples:{factory}", place=INSPECTION))
+    assert env.get_wrapper_attr("length") == got
+
+
+def test_a_factory_with_an_optional_place_does_without(factories: None) -> None:
+    env = make_environment(EnvironmentSource(factory="factory_samples:perhaps_placed", kwargs={"length": 9}))
+    assert env.get_wrapper_attr("length") == (9, None)
+
+
+def test_a_registered_environment_gets_its_place(factories: None) -> None:
+    gymnasium.register("Test/Placed-v0", entry_point="factory_samples:placed")
+    try:
+        env = make_environment(EnvironmentSource(id="Test/Placed-v0", place=INSPECTION))
+    finally:
+        del gymnasium.registry["Test/Placed-v0"]
+    assert env.get_wrapper_attr("length") == INSPECTION
 
 
 def test_a_spec_is_read_from_an_instance_that_is_closed_again(factories: None) -> None:
@@ -93,6 +126,19 @@ def test_a_spec_is_read_from_an_instance_that_is_closed_again(factories: None) -
         (
             {"factory": "factory_samples:make", "kwargs": {"lenght": 3}},
             r"unexpected keyword argument 'lenght' \(did you mean 'length'\?\)",
+        ),
+        (
+            {"factory": "factory_samples:perhaps_placed", "kwargs": {"lenght": 3}},
+            r"unexpected keyword argument 'lenght' \(did you mean 'length'\?\)",
+        ),
+        (
+            {"factory": "factory_samples:make", "place": INSPECTION},
+            r"unexpected keyword argument 'place'; add the parameter 'place', or remove environment.passPlace",
+        ),
+        ({"factory": "factory_samples:placed"}, r"missing a required argument: 'place'; set environment.passPlace"),
+        (
+            {"id": "CartPole-v1", "place": INSPECTION},
+            "environment 'CartPole-v1': .*unexpected keyword argument 'place'",
         ),
     ],
 )

@@ -30,6 +30,7 @@ from rlsrl.envs.native import NativeVectorEnv
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed, EnvironmentFault
+from rlsrl.testing.environments import at_any_rank
 
 NAN = float("nan")
 Script = list[list[tuple[float, float]]]
@@ -76,7 +77,7 @@ NEVER = [episode((1.0, NAN), begins=NAN)]
 
 def loop(*scripts: Script, faults: EnvironmentFaults | None = None) -> LoopVectorEnv:
     waiting = iter(scripts)
-    return LoopVectorEnv(lambda: SickEnv(next(waiting)), seeds=range(len(scripts)), first_rank=40, faults=faults)
+    return LoopVectorEnv(lambda _: SickEnv(next(waiting)), seeds=range(len(scripts)), first_rank=40, faults=faults)
 
 
 def slot_for(envs: VectorEnv, num_steps: int) -> dict[str, NDArray[Any]]:
@@ -168,7 +169,7 @@ def test_an_environment_whose_first_observation_is_not_finite_begins_later() -> 
 def test_random_first_steps_that_are_not_finite_leave_no_return() -> None:
     script = [episode(*[(NAN, 1.0)] * 99), *[episode((1.0, 1.0), (1.0, 1.0))] * 9]
     waiting = iter([script] * 16)
-    envs = LoopVectorEnv(lambda: SickEnv(next(waiting)), seeds=range(16), max_decorrelation_steps=9)
+    envs = LoopVectorEnv(lambda _: SickEnv(next(waiting)), seeds=range(16), max_decorrelation_steps=9)
     assert set(fill(envs, 8)["episode_return"].ravel().tolist()) <= {0.0, 2.0}
 
 
@@ -194,7 +195,7 @@ def test_dropped_are_the_steps_that_environments_took_and_the_slots_do_not_have(
         made.append(SickEnv(next(scripts)))
         return made[-1]
 
-    envs = LoopVectorEnv(make, seeds=range(3), faults=recorder.faults)
+    envs = LoopVectorEnv(at_any_rank(make), seeds=range(3), faults=recorder.faults)
     transitions = sum(int(fill(envs, 7)["mask"].sum()) for _ in range(3))
     assert recorder.faults.take_dropped() == sum(env.steps for env in made) - transitions > 0
     assert recorder.faults.take_dropped() == 0
@@ -284,7 +285,7 @@ def test_bulk_ends_the_run_as_the_loop_does() -> None:
 def test_threads_count_together_and_end_the_run() -> None:
     recorder = Recorder(max_non_finite=40)
     scripts = iter([NEVER, [episode((NAN, 1.0))]])
-    envs = EnvironmentThreads(lambda: SickEnv(next(scripts)), seeds=range(2), first_rank=40, faults=recorder.faults)
+    envs = EnvironmentThreads(lambda _: SickEnv(next(scripts)), seeds=range(2), first_rank=40, faults=recorder.faults)
     arrays = slot_for(envs, 50)  # type: ignore[arg-type]  # has what it needs
 
     def work(number: int, single: VectorEnv) -> None:
@@ -383,6 +384,19 @@ class Raising(SickEnv):
             raise OSError("and does not close")
 
 
+def test_an_environment_that_is_made_again_keeps_its_rank() -> None:
+    recorder, factory = Recorder(), Factory()
+    waiting: list[gymnasium.Env[Any, Any]] = [SickEnv(WELL), factory()]
+    ranks: list[int] = []
+
+    def make(rank: int) -> gymnasium.Env[Any, Any]:
+        ranks.append(rank)
+        return waiting.pop(0) if waiting else factory()
+
+    fill(LoopVectorEnv(make, seeds=range(2), first_rank=40, faults=recorder.faults), 5)
+    assert ranks == [40, 41, 41]
+
+
 def test_an_environment_that_raises_is_made_again_and_the_others_go_on() -> None:
     recorder, factory = Recorder(), Factory(closes=False)
     waiting: list[gymnasium.Env[Any, Any]] = [factory(), SickEnv(WELL)]
@@ -390,7 +404,7 @@ def test_an_environment_that_raises_is_made_again_and_the_others_go_on() -> None
     def make() -> gymnasium.Env[Any, Any]:
         return waiting.pop(0) if waiting else factory()
 
-    envs = LoopVectorEnv(make, seeds=range(2), first_rank=40, faults=recorder.faults)
+    envs = LoopVectorEnv(at_any_rank(make), seeds=range(2), first_rank=40, faults=recorder.faults)
     arrays = fill(envs, 5)
     assert lane(arrays, "mask") == [True, True, False, True, True]
     assert lane(arrays, "truncated") == [False, True, False, False, False]
@@ -433,7 +447,7 @@ def test_an_environment_that_exits_is_made_again_like_any_that_raises(vectorizat
     envs: VectorEnv = (
         bulk_of(factory, faults=recorder.faults)
         if vectorization == "bulk"
-        else LoopVectorEnv(factory, seeds=[1], first_rank=40, faults=recorder.faults)
+        else LoopVectorEnv(at_any_rank(factory), seeds=[1], first_rank=40, faults=recorder.faults)
     )
     assert lane(fill(envs, 5), "mask") == [True, True, False, True, True]
     (event,) = (each for each in recorder.log.entries if each["reason"] == "environment_error")
@@ -451,13 +465,13 @@ def test_an_environment_that_exits_while_it_is_made_cannot_be_made(words: str) -
         raise raised
 
     with pytest.raises(EnvironmentFailed, match=f"^environment rank 40 cannot be made: it raised {words}"):
-        LoopVectorEnv(make, seeds=[1], first_rank=40)
+        LoopVectorEnv(at_any_rank(make), seeds=[1], first_rank=40)
 
 
 def test_an_interrupt_by_the_user_ends_the_process() -> None:
     """Commands such as ``rlsrl eval`` do not ignore SIGINT."""
     recorder = Recorder()
-    envs = LoopVectorEnv(Factory(raises=KeyboardInterrupt()), seeds=[1], faults=recorder.faults)
+    envs = LoopVectorEnv(at_any_rank(Factory(raises=KeyboardInterrupt())), seeds=[1], faults=recorder.faults)
     with pytest.raises(KeyboardInterrupt):
         fill(envs, 5)
     assert recorder.reasons == []
@@ -466,7 +480,7 @@ def test_an_interrupt_by_the_user_ends_the_process() -> None:
 def test_the_traceback_of_an_error_begins_with_the_users_own_code() -> None:
     recorder = Recorder()
     with pytest.raises(EnvironmentFailed) as caught:
-        fill(LoopVectorEnv(Factory(fails_in="reset"), seeds=[1], first_rank=40, faults=recorder.faults), 9)
+        fill(LoopVectorEnv(at_any_rank(Factory(fails_in="reset")), seeds=[1], first_rank=40, faults=recorder.faults), 9)
     header, frame, *_, last = caught.value.traceback.splitlines()
     assert header == "Traceback (most recent call last):"
     assert frame.startswith(f'  File "{__file__}", line ')
@@ -487,7 +501,7 @@ def test_an_environment_that_raises_again_and_again_fails(
     envs: VectorEnv = (
         bulk_of(factory, faults=recorder.faults)
         if vectorization == "bulk"
-        else LoopVectorEnv(factory, seeds=[1], first_rank=40, faults=recorder.faults)
+        else LoopVectorEnv(at_any_rank(factory), seeds=[1], first_rank=40, faults=recorder.faults)
     )
     with pytest.raises(EnvironmentFailed, match="raised ValueError: the arm is stuck") as caught:
         fill(envs, 99)
@@ -509,7 +523,7 @@ def test_the_first_reset_of_an_environment_may_fail_too() -> None:
         return factory.made[-1]  # type: ignore[return-value]
 
     recorder = Recorder()
-    arrays = fill(LoopVectorEnv(make, seeds=[1], first_rank=40, faults=recorder.faults), 3)
+    arrays = fill(LoopVectorEnv(at_any_rank(make), seeds=[1], first_rank=40, faults=recorder.faults), 3)
     assert lane(arrays, "mask") == [True] * 3
     assert len(recorder.reasons) == 2
 
@@ -544,7 +558,7 @@ def test_each_error_is_reported_with_its_number_among_those_of_its_environment()
 
 def test_an_environment_that_is_another_after_it_was_made_again_is_refused() -> None:
     waiting = [Factory()(), gymnasium.make("CartPole-v1")]
-    envs = LoopVectorEnv(lambda: waiting.pop(0), seeds=[1], first_rank=40)
+    envs = LoopVectorEnv(lambda _: waiting.pop(0), seeds=[1], first_rank=40)
     with pytest.raises(ConfigurationError, match=r"rank 40 had .*; made again, it has "):
         fill(envs, 9)
 
@@ -569,7 +583,7 @@ def test_a_result_that_cannot_be_used_is_named_with_the_place_in_the_users_code(
 
     faults = EnvironmentFaults(error_budget=0)
     envs = LoopVectorEnv(
-        lambda: Odd(WELL), seeds=[1], first_rank=40, max_decorrelation_steps=decorrelation, faults=faults
+        lambda _: Odd(WELL), seeds=[1], first_rank=40, max_decorrelation_steps=decorrelation, faults=faults
     )
     with pytest.raises(EnvironmentFailed) as caught:
         fill(envs, 60)
@@ -603,7 +617,7 @@ def test_bulk_makes_all_environments_again_after_one_has_raised() -> None:
 
 def test_threads_make_an_environment_again_and_close_it() -> None:
     recorder, factory = Recorder(), Factory(closes=False)
-    envs = EnvironmentThreads(factory, seeds=range(2), first_rank=40, faults=recorder.faults)
+    envs = EnvironmentThreads(at_any_rank(factory), seeds=range(2), first_rank=40, faults=recorder.faults)
     arrays = slot_for(envs, 5)  # type: ignore[arg-type]  # has what it needs
 
     def work(number: int, single: VectorEnv) -> None:

@@ -17,7 +17,7 @@ from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.envs.wrappers import ActionMask
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
-from rlsrl.testing.environments import EchoEnv, Episode, MaskedEnv, ScriptedEnv
+from rlsrl.testing.environments import EchoEnv, Episode, MaskedEnv, ScriptedEnv, at_any_rank
 
 
 def slot_for(envs: LoopVectorEnv, num_steps: int) -> dict[str, NDArray[Any]]:
@@ -43,7 +43,7 @@ def column(arrays: dict[str, NDArray[Any]], name: str, lane: int = 0) -> list[An
     [("Taxi-v4", {"observation": "int64"}), ("Blackjack-v1", {f"observation/{place}": "int64" for place in range(3)})],
 )
 def test_categories_travel_as_the_environments_own_integers(name: str, types: dict[str, str]) -> None:
-    envs = LoopVectorEnv(lambda: make_environment(EnvironmentSource(id=name)), seeds=[3])
+    envs = LoopVectorEnv(lambda _: make_environment(EnvironmentSource(id=name)), seeds=[3])
     arrays = slot_for(envs, 20)
     fill(envs, arrays)
     alone = make_environment(EnvironmentSource(id=name))
@@ -70,7 +70,7 @@ def scripted(made: list[ScriptedEnv], *scripts: Sequence[Episode], **options: An
         made.append(ScriptedEnv(next(waiting), **options))
         return made[-1]
 
-    return LoopVectorEnv(make, seeds=range(10, 10 + len(scripts)), first_rank=40, faults=strict())
+    return LoopVectorEnv(at_any_rank(make), seeds=range(10, 10 + len(scripts)), first_rank=40, faults=strict())
 
 
 def strict() -> EnvironmentFaults:
@@ -172,7 +172,7 @@ def test_continuous_actions_are_clipped(made: list[ScriptedEnv]) -> None:
 def test_it_gives_what_gymnasiums_own_next_step_loop_gives() -> None:
     seeds, num_steps = [3, 4, 5], 200
     source = EnvironmentSource(id="CartPole-v1", kwargs={"max_episode_steps": 17})
-    envs = LoopVectorEnv(lambda: make_environment(source), seeds=seeds)
+    envs = LoopVectorEnv(lambda _: make_environment(source), seeds=seeds)
     reference = gymnasium.vector.SyncVectorEnv([lambda: make_environment(source)] * len(seeds))
     actions = np.random.default_rng(0).integers(2, size=(num_steps, len(seeds)))
     arrays = slot_for(envs, num_steps)
@@ -226,12 +226,12 @@ def test_environments_that_differ_are_refused_and_closed(made: list[ScriptedEnv]
         return made[-1]
 
     with pytest.raises(ConfigurationError, match=r"rank 7 has .*rank 8 "):
-        LoopVectorEnv(make, seeds=[0, 1], first_rank=7)
+        LoopVectorEnv(at_any_rank(make), seeds=[0, 1], first_rank=7)
     assert [env.closed for env in made] == [True, True]
 
 
 def test_no_environment_is_left_open_when_a_later_one_cannot_be_made(made: list[ScriptedEnv]) -> None:
-    def make() -> ScriptedEnv:
+    def make(_: int) -> ScriptedEnv:
         if made:
             raise ConnectionError("the simulator is full")
         made.append(ScriptedEnv([Episode(rewards=(1,))]))
@@ -254,13 +254,13 @@ def test_closing_closes_all_also_after_a_failure(made: list[ScriptedEnv], monkey
 
 def test_zero_environments_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="at least one"):
-        LoopVectorEnv(lambda: ScriptedEnv([]), seeds=[])
+        LoopVectorEnv(lambda _: ScriptedEnv([]), seeds=[])
 
 
 def decorrelated(max_steps: int, num_envs: int = 32) -> dict[str, NDArray[Any]]:
     """Return the first slot of environments whose episodes all have five steps of reward 1."""
     script = [Episode(rewards=(1.0,) * 5, end="terminated")] * 9
-    envs = LoopVectorEnv(lambda: ScriptedEnv(script), seeds=range(num_envs), max_decorrelation_steps=max_steps)
+    envs = LoopVectorEnv(lambda _: ScriptedEnv(script), seeds=range(num_envs), max_decorrelation_steps=max_steps)
     arrays = slot_for(envs, 12)
     fill(envs, arrays)
     return arrays
@@ -281,7 +281,7 @@ def test_masked_environments_are_decorrelated_by_legal_actions() -> None:
     def make() -> ActionMask:
         return ActionMask(MaskedEnv(3), "action_mask")
 
-    envs = LoopVectorEnv(make, seeds=range(16), max_decorrelation_steps=50, faults=strict())
+    envs = LoopVectorEnv(at_any_rank(make), seeds=range(16), max_decorrelation_steps=50, faults=strict())
     envs.begin(slot_for(envs, 1))  # it raises on an illegal action
     envs.close()
 
@@ -292,7 +292,7 @@ def test_a_tuple_that_is_too_short_is_named_with_the_environments_rank() -> None
             observation, *rest = super().step(action)
             return (observation[:1], *rest)
 
-    envs = LoopVectorEnv(lambda: Short("parts"), seeds=[1, 2], first_rank=7, faults=strict())
+    envs = LoopVectorEnv(lambda _: Short("parts"), seeds=[1, 2], first_rank=7, faults=strict())
     arrays = slot_for(envs, 2)
     envs.begin(arrays)
     arrays["action"][0] = 0

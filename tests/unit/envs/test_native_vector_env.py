@@ -20,7 +20,7 @@ from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.native import NativeVectorEnv, make_native
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
-from rlsrl.testing.environments import EchoEnv, Episode, ScriptedEnv
+from rlsrl.testing.environments import EchoEnv, Episode, ScriptedEnv, at_any_rank
 from rlsrl.testing.rollouts import random_actions
 
 Arrays = dict[str, NDArray[Any]]
@@ -53,7 +53,7 @@ def filled(envs: VectorEnv, *, num_steps: int = 50, num_slots: int = 4) -> list[
 
 
 def looped(make: Callable[[], gymnasium.Env[Any, Any]], number: int, seed: int = 3) -> LoopVectorEnv:
-    return LoopVectorEnv(make, seeds=range(seed, seed + number))
+    return LoopVectorEnv(at_any_rank(make), seeds=range(seed, seed + number))
 
 
 def in_bulk(make: Callable[[], gymnasium.Env[Any, Any]], number: int, seed: int = 3) -> NativeVectorEnv:

@@ -20,7 +20,7 @@ from rlsrl.envs.spaces import spec_of
 from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.envs.wrappers import ActionMask, EpisodicLife
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
-from rlsrl.testing.environments import EchoEnv, Episode, MaskedEnv, ScriptedEnv
+from rlsrl.testing.environments import EchoEnv, Episode, MaskedEnv, ScriptedEnv, at_any_rank
 from rlsrl.testing.rollouts import joint_action
 
 MASKED = "rlsrl.testing.environments:MaskedEnv"
@@ -53,7 +53,7 @@ def test_a_mask_is_part_of_the_observation_wherever_the_environment_has_it(in_in
     assert list(spec.unmasked.observation) == ["observation/state/legal", "observation/state/step"]
     assert spec.unmasked.action.mask is None
 
-    envs = LoopVectorEnv(lambda: make_environment(source), seeds=[1, 2])
+    envs = LoopVectorEnv(lambda _: make_environment(source), seeds=[1, 2])
     arrays = filled(envs, 40, last_legal)
     np.testing.assert_array_equal(arrays["observation/action_mask"], arrays["observation/state/legal"])
     assert (arrays["reward"] == arrays["mask"]).all(), "the last legal action each time"
@@ -139,7 +139,7 @@ def test_a_mask_that_allows_nothing_is_refused_with_the_environments_rank(in_inf
     def make() -> ActionMask:
         return ActionMask(NoneLegal(in_info=in_info), "action_mask")
 
-    envs = LoopVectorEnv(make, seeds=[1], first_rank=5, faults=EnvironmentFaults(error_budget=0))
+    envs = LoopVectorEnv(at_any_rank(make), seeds=[1], first_rank=5, faults=EnvironmentFaults(error_budget=0))
     says = "environment rank 5 .* the action mask 'action_mask' is all 0; at least one of 4 actions must be legal"
     with pytest.raises(EnvironmentFailed, match=says):
         filled(envs, 5, last_legal)
@@ -191,7 +191,7 @@ class Lives(ScriptedEnv):
 
 def test_an_episode_ends_with_each_life_and_the_score_is_that_of_the_game() -> None:
     games = [Episode(rewards=(5, -1, 7, -1, 2, -1)), Episode(rewards=(1, 1), end="truncated")]
-    envs = LoopVectorEnv(lambda: EpisodicLife(Lives(*games)), seeds=[0])
+    envs = LoopVectorEnv(lambda _: EpisodicLife(Lives(*games)), seeds=[0])
     arrays = filled(envs, 11, lambda *_: np.zeros(1, np.int64))
     lane = {name: array[:, 0].tolist() for name, array in arrays.items() if array.ndim > 1}
     over = [0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 0]

@@ -33,7 +33,7 @@ from rlsrl.policies.functional import PureNetwork
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.numpy_policy import NumpyActor, NumpyPolicy
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.environments import MaskedEnv
+from rlsrl.testing.environments import MaskedEnv, at_any_rank
 
 NUM_ACTIONS, NUM_LANES, NUM_STEPS = 4, 3, 200
 MASK = "observation/action_mask"
@@ -45,7 +45,7 @@ def masked_envs() -> LoopVectorEnv:
     def make() -> ActionMask:
         return ActionMask(MaskedEnv(NUM_ACTIONS), "action_mask")
 
-    return LoopVectorEnv(make, seeds=range(NUM_LANES), faults=EnvironmentFaults(error_budget=0))
+    return LoopVectorEnv(at_any_rank(make), seeds=range(NUM_LANES), faults=EnvironmentFaults(error_budget=0))
 
 
 def policy_for(env_spec: EnvSpec, seed: int = 1) -> TorchPolicy:

@@ -132,6 +132,39 @@ def test_scaling_actors_replaces_no_pod() -> None:
     assert actors["spec"]["replicas"] == 5
 
 
+@pytest.mark.parametrize(
+    ("environment", "actors", "roles"),
+    [
+        ({"passPlace": True}, {"environmentsPerActor": 8}, {"actor"}),
+        ({"passPlace": True}, {"environmentsPerActor": None, "environments": 20}, {"actor"}),
+        ({"kwargsByRank": {"addRank": {"port": 9000}}}, {"environmentsPerActor": 8}, set()),
+    ],
+    ids=["place", "place of a total", "rank alone"],
+)
+def test_scaling_actors_restarts_those_whose_environments_know_the_number_of_all(
+    environment: dict[str, Any], actors: dict[str, Any], roles: set[str]
+) -> None:
+    spec: dict[str, Any] = {"environment": environment, "bufferWorkers": None, "actors": actors}
+    spec["pacing"] = {"maxPolicyLag": 8}
+    first = first_revision(context(spec))
+    second = next_revision(first, context(merged(spec, {"actors": {"replicas": 5}}), generation=2))
+    assert replaced(first, second) == roles
+
+
+def test_environments_that_depend_on_their_rank_never_exist_beside_their_predecessors() -> None:
+    def strategies(environment: dict[str, Any]) -> dict[str, str]:
+        return {
+            each["metadata"]["labels"]["rlsrl.dev/role"]: each["spec"]["strategy"]["type"]
+            for each in first_revision(context({"environment": environment})).manifests
+            if each["kind"] == "Deployment"
+        }
+
+    rolling = dict.fromkeys(("actor", "buffer", "evaluator", "policy"), "RollingUpdate")
+    assert strategies({}) == rolling
+    for environment in ({"passPlace": True}, {"kwargsByRank": {"cycle": {"level": [1, 2]}}}):
+        assert strategies(environment) == {**rolling, "actor": "Recreate", "evaluator": "Recreate"}
+
+
 def test_a_newer_operator_replaces_only_edited_pods() -> None:
     manifests = copy.deepcopy(first_revision(context({})).manifests)
     for each in manifests:

@@ -86,7 +86,7 @@ class Bench:
         self.worker.start()
 
     def _envs(self, seed: int, resources: ExitStack) -> LoopVectorEnv:
-        envs = LoopVectorEnv(lambda: make_environment(CARTPOLE), seeds=[10 * seed, 10 * seed + 1])
+        envs = LoopVectorEnv(lambda _: make_environment(CARTPOLE), seeds=[10 * seed, 10 * seed + 1])
         resources.callback(envs.close)
         return envs
 

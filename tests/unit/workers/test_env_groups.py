@@ -35,7 +35,7 @@ from rlsrl.policies.exported import (
 )
 from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes
 from rlsrl.runtime.errors import EnvironmentFailed
-from rlsrl.testing.environments import Episode, MaskedEnv, ScriptedEnv
+from rlsrl.testing.environments import Episode, MaskedEnv, ScriptedEnv, at_any_rank
 from rlsrl.testing.waiting import until
 from rlsrl.workers.env_groups import EnvGroup, LockstepEnvGroup, ThreadedEnvGroup
 
@@ -127,7 +127,7 @@ def weights_for(exported: ExportedActor, step: int, *, whole: bool) -> Parameter
 def lockstep(
     make: Callable[[], gymnasium.Env[Any, Any]], resources: ExitStack, **options: Any
 ) -> tuple[EnvGroup, Load, Any]:
-    envs = LoopVectorEnv(make, seeds=options.pop("seeds", range(NUM_ENVS)), **options)
+    envs = LoopVectorEnv(at_any_rank(make), seeds=options.pop("seeds", range(NUM_ENVS)), **options)
     resources.callback(envs.close)
     exported, rng = exported_for(envs.spec), np.random.default_rng(7)
     actor = NumpyActor(exported, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng)
@@ -137,7 +137,7 @@ def lockstep(
 def threaded(
     make: Callable[[], gymnasium.Env[Any, Any]], resources: ExitStack, **options: Any
 ) -> tuple[EnvGroup, Load, Any]:
-    envs = EnvironmentThreads(make, seeds=options.pop("seeds", range(NUM_ENVS)), **options)
+    envs = EnvironmentThreads(at_any_rank(make), seeds=options.pop("seeds", range(NUM_ENVS)), **options)
     resources.callback(envs.close)
     exported, rng = exported_for(envs.spec), np.random.default_rng(7)
     one, another = (NumpyLanes(exported, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng) for _ in range(2))

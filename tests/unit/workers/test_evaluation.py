@@ -50,7 +50,7 @@ class LeftActor:
 
 def scripted(*scripts: list[Episode], reports: EpisodeReports | None = None) -> LoopVectorEnv:
     waiting = iter(scripts)
-    return LoopVectorEnv(lambda: ScriptedEnv(next(waiting)), seeds=range(len(scripts)), reports=reports)
+    return LoopVectorEnv(lambda _: ScriptedEnv(next(waiting)), seeds=range(len(scripts)), reports=reports)
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5, 100])
@@ -113,7 +113,7 @@ class Faulty(ScriptedEnv):
 
 
 def evaluation_of(env: ScriptedEnv, faults: EnvironmentFaults, max_steps: int = 10_000) -> Evaluation:
-    envs = LoopVectorEnv(lambda: env, seeds=[1], faults=faults)
+    envs = LoopVectorEnv(lambda _: env, seeds=[1], faults=faults)
     return Evaluation(LeftActor(), envs, num_steps=4, episodes_per_environment=2, max_steps=max_steps, faults=faults)
 
 
@@ -143,7 +143,7 @@ def test_equal_seeds_give_equal_results_and_others_do_not() -> None:
     source = EnvironmentSource(id="CartPole-v1")
 
     def play(seed: int) -> EvaluationResult:
-        envs = LoopVectorEnv(lambda: make_environment(source), seeds=evaluation_seeds(seed, 3))
+        envs = LoopVectorEnv(lambda _: make_environment(source), seeds=evaluation_seeds(seed, 3))
         return Evaluation(LeftActor(), envs, num_steps=16, episodes_per_environment=5, max_steps=1000).play()
 
     assert play(1) == play(1)

@@ -197,12 +197,18 @@ def _immutable(found: Schema, on_edit: OnEdit | None) -> Iterator[CelRule]:
     """
     for name, member in found.get("properties", {}).items():
         # CEL cannot compare free JSON: the operator refuses the edit.
-        if member.get(ON_EDIT, on_edit) == "refuse" and member.get("additionalProperties") != {}:
+        if member.get(ON_EDIT, on_edit) == "refuse" and not _holds_free_json(member):
             # The API server checks the enclosing object's default without this member, even if it has a default.
             always = name in found.get("required", ())
             whole = "properties" not in member
             if whole or not always:
                 yield immutable_rule(name, always=always, whole=whole)
+
+
+def _holds_free_json(found: Schema) -> bool:
+    """Return whether the value is free JSON, or a list or map of it."""
+    inner = found.get("additionalProperties", found.get("items"))
+    return "type" not in found or (isinstance(inner, dict) and _holds_free_json(inner))
 
 
 def _description(found: Schema, on_edit: OnEdit | None = None) -> dict[str, str]:

@@ -81,13 +81,23 @@ def resolve(experiment: RLExperiment, placement: Placement) -> ResolvedExperimen
     context = ResolutionContext(experiment=experiment, placement=placement, num_workers=num_workers)
     return ResolvedExperiment(
         configs={role.name: role.resolve(context) for role in ROLES if num_workers[role.name]},
-        warnings=(*spec.actors.spread.warnings, *_evaluation_warnings(spec)),
+        warnings=(*spec.actors.spread.warnings, *_unused_values(spec), *_evaluation_warnings(spec)),
     )
 
 
 def _of_type(config: RoleConfig, kind: type[RoleConfigT]) -> RoleConfigT:
     assert isinstance(config, kind), "the table of roles says so"
     return config
+
+
+def _unused_values(spec: ExperimentSpec) -> tuple[str, ...]:
+    by_rank, total = spec.environment.kwargs_by_rank, spec.actors.num_environments
+    return tuple(
+        f"environment.kwargsByRank.cycle: {name!r} has {len(values)} values, and all actors together have {total} "
+        f"environments: training uses the first {total} values"
+        for name, values in ({} if by_rank is None else by_rank.cycle).items()
+        if len(values) > total
+    )
 
 
 def _evaluation_warnings(spec: ExperimentSpec) -> tuple[str, ...]:

@@ -219,7 +219,8 @@ class ActorConfig(RoleConfig):
     network: Network
     """The network that chooses actions, for policies that cannot be exported without torch."""
     num_actors: PositiveInteger | None = None
-    """Number of actors that share ``environments``; None with ``environments_per_actor``."""
+    """Number of actors that share ``environments``, or whose number an environment with its place gets to know. None
+    with ``environments_per_actor`` otherwise: then actors need no restart when others come and go."""
     environments: PositiveInteger | None = None
     """Environments of all actors together; None when each has the same number."""
     environments_per_actor: PositiveInteger | None = None
@@ -250,6 +251,13 @@ class ActorConfig(RoleConfig):
     def connects_to(self) -> tuple[str, ...]:
         return (*(self.buffer_endpoints or self.samples_endpoints), *self.inference_endpoints)
 
+    @property
+    def num_environments(self) -> int | None:
+        """Environments of all actors; None if the number of actors is not part of the config."""
+        if self.environments_per_actor is None:
+            return self.environments
+        return None if self.num_actors is None else self.environments_per_actor * self.num_actors
+
     def environment_ranks_of(self, index: int) -> range:
         """Return the ranks, over all actors, of the environments of the actor with that index.
 
@@ -259,6 +267,8 @@ class ActorConfig(RoleConfig):
         if self.environments_per_actor is not None:
             if index < 0:
                 raise IndexError(f"actor index {index} is below 0")
+            if self.num_actors is not None and index >= self.num_actors:
+                raise IndexError(f"actor {index} is not one of the {self.num_actors} that have environments")
             return range(index * self.environments_per_actor, (index + 1) * self.environments_per_actor)
         assert self.environments is not None, "validation leaves exactly one"
         assert self.num_actors is not None, "set together with the total"

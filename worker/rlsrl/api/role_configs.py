@@ -152,11 +152,12 @@ def trainer_config(context: ResolutionContext) -> TrainerConfig:
 def actor_config(context: ResolutionContext) -> ActorConfig:
     """Return the actors' config."""
     spec, actors, algorithm = context.spec, context.spec.actors, context.spec.algorithm.chosen
+    needs_number = actors.environments is not None or spec.environment.pass_place
     return ActorConfig(
         **context.common,
         environment=spec.environment,
         network=spec.policy.network,
-        num_actors=None if actors.environments is None else context.num_workers[ACTOR],
+        num_actors=context.num_workers[ACTOR] if needs_number else None,
         environments=actors.environments,
         environments_per_actor=actors.environments_per_actor,
         rollout_length=actors.rollout_length,

@@ -6,6 +6,7 @@ _BY_FIELD = {
     "seed": "random_seed",
     "environment.id": "env env_id env_name gym_id",
     "environment.kwargs": "env_kwargs env_config",
+    "environment.passPlace": "env_context worker_index vector_index",
     "environment.frameStack": "n_stack framestack num_framestacks",
     "environment.maxEpisodeSteps": "horizon time_limit",
     "policy.network.mlp.hiddenSizes": "net_arch fcnet_hiddens hidden_layers",

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import override
 
+from rlsrl.api.spec.environment import PLACE_ARGUMENT
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.faults import not_made
 from rlsrl.envs.mujoco import log_mujoco_warnings
+from rlsrl.envs.place import EnvironmentPlace
 from rlsrl.envs.spaces import spec_of
 from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError, did_you_mean
 from rlsrl.runtime.references import load_callable
@@ -42,7 +44,7 @@ class AtariOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSource:
-    """How environments are made: by exactly one of ``id`` and ``factory``, plus wrappers."""
+    """How an environment is made: by exactly one of ``id`` and ``factory``, plus wrappers."""
 
     id: str | None = None
     """A Gymnasium id, for example ``"CartPole-v1"``."""
@@ -50,6 +52,8 @@ class EnvironmentSource:
     """``"package.module:callable"``; the callable returns a ``gymnasium.Env``."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of ``gymnasium.make`` or of the factory."""
+    place: EnvironmentPlace | None = None
+    """Passed as the keyword argument ``place``; None: not passed."""
     atari: AtariOptions | None = None
     """Preprocessing of Atari games; None: no preprocessing."""
     max_episode_steps: int | None = None
@@ -64,6 +68,11 @@ class EnvironmentSource:
             raise ConfigurationError(
                 f"environment has id={self.id!r} and factory={self.factory!r}; set exactly one of them"
             )
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """All keyword arguments."""
+        return self.kwargs if self.place is None else {**self.kwargs, PLACE_ARGUMENT: self.place}
 
     @override
     def __str__(self) -> str:
@@ -119,7 +128,7 @@ def make_in_bulk(source: EnvironmentSource, num_envs: int) -> gymnasium.vector.V
     def make(name: str) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
         if gymnasium.spec(name).vector_entry_point is None:
             return None
-        return gymnasium.make_vec(name, num_envs, vectorization_mode="vector_entry_point", **source.kwargs)
+        return gymnasium.make_vec(name, num_envs, vectorization_mode="vector_entry_point", **source.arguments)
 
     return _registered(source, make)
 
@@ -128,7 +137,7 @@ def _make_registered(source: EnvironmentSource) -> gymnasium.Env[Any, Any]:
     import gymnasium
 
     # Gymnasium's checker wraps every step. `rlsrl.envs.check` checks once instead.
-    return _registered(source, lambda name: gymnasium.make(name, disable_env_checker=True, **source.kwargs))
+    return _registered(source, lambda name: gymnasium.make(name, disable_env_checker=True, **source.arguments))
 
 
 def _registered(source: EnvironmentSource, make: Callable[[str], _Made]) -> _Made:
@@ -175,7 +184,7 @@ def _make_by_factory(source: EnvironmentSource, reference: str) -> gymnasium.Env
     _check_arguments(source, factory)
     log_mujoco_warnings()
     try:
-        env = factory(**source.kwargs)
+        env = factory(**source.arguments)
     except (gymnasium.error.Error, ImportError) as error:
         raise ConfigurationError(f"{source}: {error}") from error
     if not isinstance(env, gymnasium.Env):
@@ -191,10 +200,15 @@ def _check_arguments(source: EnvironmentSource, factory: Callable[..., Any]) -> 
     except ValueError:
         return  # a built-in without a signature
     try:
-        signature.bind(**source.kwargs)
+        signature.bind(**source.arguments)
     except TypeError as error:
-        unknown = next((name for name in source.kwargs if name not in signature.parameters), "")
-        hint = did_you_mean(unknown, signature.parameters)
+        if repr(PLACE_ARGUMENT) not in str(error):
+            unknown = next((name for name in source.kwargs if name not in signature.parameters), "")
+            hint = did_you_mean(unknown, signature.parameters)
+        elif source.place is None:
+            hint = "; set environment.passPlace: true, which passes it"
+        else:
+            hint = f"; add the parameter {PLACE_ARGUMENT!r}, or remove environment.passPlace, which passes it"
         raise ConfigurationError(f"{source} does not take these kwargs: {error}{hint}") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.episodes import EpisodeReports, info_of_lane
 from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_in_bulk
 from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite, named, not_made
+from rlsrl.envs.place import INSPECTION
 from rlsrl.envs.spaces import action_batcher, observation_keys, spec_of_spaces
 from rlsrl.envs.vector import VectorEnv
 from rlsrl.runtime.call_board import CallBoard, CallEntry, close_entry, on_board, private_entry
@@ -40,6 +42,8 @@ def make_native(
 ) -> NativeVectorEnv:
     """Return ``num_envs`` environments of ``source`` that step in bulk. The caller closes them.
 
+    The place of ``source``, if it has one, is that of all of them.
+
     Raises:
         ConfigurationError: the id has no vectorised form, that form has other spaces than a single environment, or its
             autoreset is not NEXT_STEP.
@@ -55,7 +59,8 @@ def make_native(
         return envs
 
     calls = private_entry() if board is None else board.open_entry(first_rank, span=num_envs)
-    single = on_board(calls, 0, "make", environment_spec, source)
+    alone = source if source.place is None else replace(source, place=INSPECTION)
+    single = on_board(calls, 0, "make", environment_spec, alone)
     native = NativeVectorEnv(make, seed=seed, first_rank=first_rank, faults=faults, calls=calls, reports=reports)
     if native.spec != single:
         native.close()

@@ -45,7 +45,7 @@ class EnvironmentThreads:
 
     def __init__(
         self,
-        make: Callable[[], gymnasium.Env[Any, Any]],
+        make: Callable[[int], gymnasium.Env[Any, Any]],
         *,
         seeds: Sequence[int],
         first_rank: int = 0,
@@ -55,7 +55,7 @@ class EnvironmentThreads:
         board: CallBoard | None = None,
         reports: EpisodeReports | None = None,
     ) -> None:
-        """Make one environment per seed, one after the other; the other arguments are those of ``LoopVectorEnv``.
+        """Make one environment per seed, one after the other; the arguments are those of ``LoopVectorEnv``.
 
         ``close_seconds``: how long ``close`` waits for environments inside a step.
 

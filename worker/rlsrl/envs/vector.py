@@ -92,7 +92,7 @@ class LoopVectorEnv(VectorEnv):
 
     def __init__(
         self,
-        make: Callable[[], gymnasium.Env[Any, Any]],
+        make: Callable[[int], gymnasium.Env[Any, Any]],
         *,
         seeds: Sequence[int],
         first_rank: int = 0,
@@ -105,7 +105,7 @@ class LoopVectorEnv(VectorEnv):
         """Make one environment per seed.
 
         Args:
-            make: Makes one environment.
+            make: Makes the environment with that environment rank.
             seeds: The seed of each environment's first reset. Later resets continue its random stream.
             first_rank: The environment rank of the first environment. Errors name environment ranks.
             max_decorrelation_steps: Upper bound of the random steps that each environment takes before the first slot,
@@ -294,7 +294,7 @@ class LoopVectorEnv(VectorEnv):
     def _made(self, lane: int) -> gymnasium.Env[Any, Any]:
         """Return a new environment of the lane, the first one."""
         try:
-            return on_board(self._calls, lane, "make", self._make)
+            return on_board(self._calls, lane, "make", self._make, self._first_rank + lane)
         except ConfigurationError:
             raise
         except USERS_ERRORS as error:
@@ -329,7 +329,8 @@ class LoopVectorEnv(VectorEnv):
                 on_board(self._calls, lane, "close", self._wrap_call(failed.close))
 
         def make() -> None:
-            self._envs[lane] = self._make()  # kept, and so closed, even if the wrapper raises after it
+            # Kept, and so closed, even if the wrapper raises after it.
+            self._envs[lane] = self._make(self._first_rank + lane)
 
         on_board(self._calls, lane, "make", self._wrap_call(make))
         env = self._envs[lane]

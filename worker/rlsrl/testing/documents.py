@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic import JsonValue
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
@@ -143,11 +144,25 @@ def legal(case: Case) -> Any:
     if get_origin(kind.type) is tuple:
         return [INFO_KEYS[0] if kind.items[0].type is str else kind.items[0].bound("ge")]
     if get_origin(kind.type) is dict:
-        return {"key": "value"}
+        # Other names than in ``kwargs``: each argument is given once.
+        return {f"{case.path[-1]}_key": _legal_entry(kind)} if case.path[:-1] == BY_RANK else {"key": "value"}
     if kind.type is bool:
         return False
     low = kind.bound("ge")
     return low if low is not None else kind.bound("le") / 2
+
+
+BY_RANK = ("spec", "environment", "kwargsByRank")
+"""The arguments that differ between environments."""
+
+
+def _legal_entry(kind: FieldType) -> Any:
+    """Return a valid value of an entry of a mapping, for the environments of ``minimal``."""
+    value = kind.items[1]
+    return [1] * MINIMAL_ENVIRONMENTS if get_origin(value.type) is tuple else value.bound("ge") or 0
+
+
+MINIMAL_ENVIRONMENTS = 8
 
 
 def minimal() -> JsonDocument:
@@ -156,7 +171,11 @@ def minimal() -> JsonDocument:
         "apiVersion": "rlsrl.dev/v1alpha1",
         "kind": "RLExperiment",
         "metadata": {"name": "a"},
-        "spec": {"environment": {"id": "CartPole-v1"}, "actors": {"environments": 8}, "stop": {"envSteps": 1000}},
+        "spec": {
+            "environment": {"id": "CartPole-v1"},
+            "actors": {"environments": MINIMAL_ENVIRONMENTS},
+            "stop": {"envSteps": 1000},
+        },
     }
 
 
@@ -211,7 +230,8 @@ def out_of_range(kind: FieldType) -> list[Any]:
             return [[INFO_KEYS[0]] * too_many]
         return [[], [item.bound("ge")] * too_many]
     if get_origin(kind.type) is dict:
-        return [{f"key{number}": "value" for number in range(kind.bound("max_length") + 1)}]
+        value = "value" if kind.items[1].type in (str, JsonValue) else _legal_entry(kind)
+        return [{f"key{number}": value for number in range(kind.bound("max_length") + 1)}]
     if kind.type is bool:
         return []
     above, low, high = kind.bound("gt"), kind.bound("ge"), kind.bound("le")
@@ -247,12 +267,16 @@ def variation(rng: random.Random) -> JsonDocument:
         spec["bufferWorkers"] = {"replicas": rng.choice(divisors)}
     if "maxSteps" in spec.get("evaluators", {}):
         spec["evaluators"]["maxSteps"] = rng.randint(65_536, 10**9)
+    if "each" in spec["environment"].get("kwargsByRank", {}):
+        spec["environment"]["kwargsByRank"]["each"] = {"shard": [{"files": [number]} for number in range(total)]}
     return document
 
 
 def _vectorizations(spec: JsonDocument) -> list[str]:
     """Return the vectorizations that are valid with the rest of the spec."""
-    around = {"factory", "atari", "maxEpisodeSteps", "frameStack", "actionMask"} & set(spec["environment"])
+    around = {"factory", "kwargsByRank", "atari", "maxEpisodeSteps", "frameStack", "actionMask"} & set(
+        spec["environment"]
+    )
     has_program = "cnn" not in spec.get("policy", {}).get("network", {}) and "policyWorkers" not in spec
     return ["loop", *([] if around else ["native"]), *(["threads"] if has_program else [])]
 
@@ -270,6 +294,8 @@ def random_legal(case: Case, rng: random.Random) -> Any:
     if get_origin(kind.type) is dict and kind.items[1].type is not str:
         if case.path[-1] == "podTemplate":
             return copy.deepcopy(rng.choice(POD_TEMPLATES))
+        if case.path[:-1] == BY_RANK:
+            return legal(case)
         return {"size": rng.choice([1, 2.5, "three", None, [1, {"deep": True}]]), "e": "1e3", "date": "2001-01-01"}
     if kind.type is bool:
         return rng.random() < 0.5
@@ -317,6 +343,9 @@ def perhaps_broken(rng: random.Random) -> JsonDocument:
     document = variation(rng)
     for _ in range(rng.choice([0, 1, 1, 2])):
         rng.choice(_CHANGES)(document, rng)
+    # An API server cannot count the values of each argument.
+    if (by_rank := _mapping_at(document, BY_RANK)) is not None:
+        by_rank.pop("each", None)
     return document
 
 

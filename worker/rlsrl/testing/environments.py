@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import ctypes
 import itertools
+import json
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +18,13 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 from typing_extensions import override
+
+from rlsrl.envs.place import EnvironmentPlace
+
+
+def at_any_rank(make: Callable[[], gymnasium.Env[Any, Any]]) -> Callable[[int], gymnasium.Env[Any, Any]]:
+    """Return ``make`` as vector environments call it, for environments that do not depend on their rank."""
+    return lambda _: make()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +201,41 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     def _observe(self) -> NDArray[np.float32]:
         return np.array([self._taken / self.LENGTH, self.np_random.standard_normal()], np.float32)
+
+
+class PlacedEnv(GatedEnv):
+    """A ``GatedEnv`` that writes its place and arguments into the file ``record``: one JSON object a line.
+
+    One line when it is made, and one with the seed of its first reset. The last ``info`` of an episode has the numbers.
+    """
+
+    def __init__(self, gate: str, record: str, place: EnvironmentPlace, *, level: str = "", port: int = 0) -> None:
+        super().__init__(gate)
+        self._record = Path(record)
+        self._place = place
+        self._was_reset = False
+        self._write(call="make", level=level, port=port)
+
+    @override
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Start an episode; write the first seed."""
+        if not self._was_reset:
+            self._was_reset = True
+            self._write(call="reset", first_seed=seed)
+        return super().reset(seed=seed, options=options)
+
+    @override
+    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Advance the episode."""
+        *result, info = super().step(action)
+        numbers = {"rank": self._place.rank, "num_environments": self._place.num_environments}
+        return (*result, {**info, **numbers} if info else info)  # type: ignore[return-value]
+
+    def _write(self, **more: Any) -> None:
+        with self._record.open("a") as record:
+            record.write(f"{json.dumps({**asdict(self._place), 'pid': os.getpid(), **more})}\n")
 
 
 class PrintingEnv(GatedEnv):

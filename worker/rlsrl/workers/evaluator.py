@@ -103,7 +103,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         self._parts = EvaluatorParts(
             db=self._open_db(config.parameter_store),
             policy_name=config.policy_name,
-            plan=evaluator_plan(config),
+            plan=evaluator_plan(config, self._context.index),
             reports=EpisodeReports(config.environment.episode_info, log=self._context.log),
             share=Share(index=self._context.index, num_evaluators=config.num_evaluators),
             interval=EvaluationInterval(every_seconds=config.every_seconds, every_versions=config.every_versions),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from rlsrl.api.model import INTEGRAL, Arguments, Model, Name
 from rlsrl.api.spec.scalars import Attribute, Count, PositiveSeconds
@@ -35,6 +35,35 @@ class Atari(Model):
     whole games."""
 
 
+PLACE_ARGUMENT = "place"
+"""The keyword argument with which an environment gets its place."""
+MAX_VALUES = 16_384
+"""Values of one argument: more do not fit into the characters that all arguments have together."""
+MAX_BY_RANK = 64
+"""Arguments in each member of ``KwargsByRank``."""
+Values = Annotated[tuple[JsonValue, ...], Field(strict=False, min_length=1, max_length=MAX_VALUES)]
+
+
+class KwargsByRank(Model):
+    """Arguments that differ between environments."""
+
+    each: Annotated[dict[str, Values], Field(max_length=MAX_BY_RANK)] = Field(default_factory=dict)
+    """Arguments with one value for each environment, in the order of the ranks: ``{shard: [a.npz, b.npz]}`` if all
+    actors together have two environments. Evaluation environments take the values in turn."""
+    cycle: Annotated[dict[str, Values], Field(max_length=MAX_BY_RANK)] = Field(default_factory=dict)
+    """Arguments whose values environments take in turn: with ``{level: [easy, hard]}`` every other environment is
+    hard."""
+    add_rank: Annotated[
+        dict[str, Annotated[int, Field(ge=0, le=2_147_483_647), INTEGRAL]], Field(max_length=MAX_BY_RANK)
+    ] = Field(default_factory=dict)
+    """Arguments that are a number plus the rank: ``{port: 9000}`` gives rank 3 the port 9003."""
+
+    def at(self, rank: int) -> dict[str, Any]:
+        """Return the arguments of the environment with that rank."""
+        lists = {name: values[rank % len(values)] for name, values in (*self.each.items(), *self.cycle.items())}
+        return {**lists, **{name: number + rank for name, number in self.add_rank.items()}}
+
+
 class Environment(Model):
     """What the actors step: a registered Gymnasium environment, or one that your own function makes."""
 
@@ -48,7 +77,16 @@ class Environment(Model):
     factory: Attribute | None = None
     """A callable that returns an environment with Gymnasium's interface. Called once for each environment."""
     kwargs: Arguments = Field(default_factory=dict)
-    """Arguments for the environment: any JSON of at most 32768 characters, together with those of a custom network."""
+    """Arguments for the environment: any JSON of at most 32768 characters, together with ``kwargsByRank`` and the
+    arguments of a custom network."""
+    kwargs_by_rank: KwargsByRank | None = None
+    """Further arguments, which differ between environments, by their ranks among those of all actors: from 0, in the
+    order of the actors' indices. Evaluation environments count within their evaluator, so that all versions are played
+    with the same arguments. An environment that is made only to learn its spaces has the arguments of rank 0."""
+    pass_place: bool = False
+    """Whether each environment gets the keyword argument ``place``, an ``rlsrl.envs.place.EnvironmentPlace``: its rank,
+    the number of environments of all actors, its actor, its seed, and whether it is for evaluation. A change of
+    ``actors.replicas`` then restarts all actors."""
     atari: Atari | None = None
     """Preprocessing of Atari games. Off by default; ``{}`` switches it on with its defaults."""
     max_episode_steps: Count | None = None
@@ -78,11 +116,21 @@ class Environment(Model):
     environment, and to close it. With ``actors.vectorization: native`` one call makes or closes all environments of an
     actor."""
 
+    def kwargs_at(self, rank: int) -> dict[str, Any]:
+        """Return the arguments of ``kwargs_by_rank`` for the environment with that rank."""
+        return {} if self.kwargs_by_rank is None else self.kwargs_by_rank.at(rank)
+
+    @property
+    def depends_on_rank(self) -> bool:
+        """Whether environments of different ranks are made differently."""
+        return self.pass_place or self.kwargs_by_rank is not None
+
     @property
     def around_registered(self) -> tuple[str, ...]:
         """YAML names of the fields that are set beside ``id`` and ``kwargs``."""
         given = {
             "factory": self.factory,
+            "kwargsByRank": self.kwargs_by_rank,
             "atari": self.atari,
             "maxEpisodeSteps": self.max_episode_steps,
             "frameStack": self.frame_stack,

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+from pydantic.alias_generators import to_camel
 
 from rlsrl.api.model import GANG, INTEGRAL, LIVE, MAX_ARGUMENTS, REFUSE, ROLL, Ignored, Model
 from rlsrl.api.rules import CrossFieldRule, Fault, near_divisors
 from rlsrl.api.spec.algorithm import AlgorithmSpec, PpoSpec
-from rlsrl.api.spec.environment import Environment
+from rlsrl.api.spec.environment import PLACE_ARGUMENT, Environment
 from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import ParameterVersions
 from rlsrl.api.spec.policy import PolicySpec
@@ -42,7 +43,8 @@ _NARROW = f"({_FEWEST} / {_GROUPS})"
 _EQUAL = f"({_EVEN} || {_NARROW} == ({_FEWEST} + 1) / {_GROUPS})"
 """Whether all rollouts have the same width."""
 _AROUND_REGISTERED = " || ".join(
-    f"has(self.environment.{name})" for name in ("factory", "atari", "maxEpisodeSteps", "frameStack", "actionMask")
+    f"has(self.environment.{name})"
+    for name in ("factory", "kwargsByRank", "atari", "maxEpisodeSteps", "frameStack", "actionMask")
 )
 """See ``Environment.around_registered``."""
 _PART = f"({_BATCH} / {_TRAINERS})"
@@ -228,15 +230,65 @@ def _arguments_fit_together(spec: ExperimentSpec) -> Fault | None:
     custom = spec.policy.network.custom
     if custom is None:
         return None
-    of_environment, of_network = (
-        len(json.dumps(each)) if each else 0 for each in (spec.environment.kwargs, custom.kwargs)
-    )
-    if of_environment + of_network <= MAX_ARGUMENTS:
+    by_rank = _num_characters(_by_rank(spec))
+    beside = {"environment.kwargs": _num_characters(spec.environment.kwargs), "environment.kwargsByRank": by_rank}
+    return _too_long(_num_characters(custom.kwargs), beside)
+
+
+def _arguments_by_rank_fit(spec: ExperimentSpec) -> Fault | None:
+    beside = {"environment.kwargs": _num_characters(spec.environment.kwargs)}
+    return _too_long(_num_characters(_by_rank(spec)), beside)
+
+
+def _by_rank(spec: ExperimentSpec) -> dict[str, Mapping[str, Any]]:
+    """Return the arguments by rank, by the YAML name of the member of ``kwargsByRank``."""
+    by_rank = spec.environment.kwargs_by_rank
+    return {} if by_rank is None else {to_camel(name): value for name, value in by_rank if value}
+
+
+def _num_characters(arguments: Mapping[str, Any]) -> int:
+    return len(json.dumps(arguments)) if arguments else 0
+
+
+def _too_long(number: int, beside: Mapping[str, int]) -> Fault | None:
+    if number + sum(beside.values()) <= MAX_ARGUMENTS or not number:
         return None
+    others = " and ".join(f"{size} of {name}" for name, size in beside.items() if size)
     return Fault(
-        f"has {of_network} characters as JSON, beside {of_environment} of environment.kwargs",
+        f"has {number} characters as JSON{f', beside {others}' if others else ''}",
         f"at most {MAX_ARGUMENTS} together; put data into a file of the image or a volume, and pass its path",
     )
+
+
+def _arguments_are_given_once(spec: ExperimentSpec) -> Fault | None:
+    given = dict.fromkeys(spec.environment.kwargs, "kwargs")
+    for member, arguments in _by_rank(spec).items():
+        for name in arguments:
+            if name in given:
+                return Fault(f"the argument {name!r} is in {given[name]} and in kwargsByRank.{member}", "one of them")
+            given[name] = f"kwargsByRank.{member}"
+    return None
+
+
+def _place_is_free(spec: ExperimentSpec) -> Fault | None:
+    given = (spec.environment.kwargs, *_by_rank(spec).values())
+    if not spec.environment.pass_place or not any(PLACE_ARGUMENT in arguments for arguments in given):
+        return None
+    return Fault(
+        f"passes the argument {PLACE_ARGUMENT!r}, and kwargs or kwargsByRank have it, too",
+        f"false, or another name for the argument {PLACE_ARGUMENT!r}",
+    )
+
+
+def _each_environment_has_a_value(spec: ExperimentSpec) -> Fault | None:
+    total = spec.actors.num_environments
+    for name, values in _by_rank(spec).get("each", {}).items():
+        if len(values) != total:
+            return Fault(
+                f"{name!r} has {len(values)} values, and all actors together have {total} environments",
+                f"{total} values; environment.kwargsByRank.cycle takes any number of values, in turn",
+            )
+    return None
 
 
 _RULES: tuple[CrossFieldRule, ...] = (
@@ -244,7 +296,31 @@ _RULES: tuple[CrossFieldRule, ...] = (
         at="policy.network.custom.kwargs",
         check=_arguments_fit_together,
         cel=None,
+        message=f"at most {MAX_ARGUMENTS} characters as JSON, together with environment.kwargs and kwargsByRank",
+    ),
+    CrossFieldRule(
+        at="environment.kwargsByRank",
+        check=_arguments_by_rank_fit,
+        cel=None,
         message=f"at most {MAX_ARGUMENTS} characters as JSON, together with environment.kwargs",
+    ),
+    CrossFieldRule(
+        at="environment.kwargsByRank",
+        check=_arguments_are_given_once,
+        cel=None,
+        message="an argument is in one of environment.kwargs and the members of kwargsByRank",
+    ),
+    CrossFieldRule(
+        at="environment.kwargsByRank.each",
+        check=_each_environment_has_a_value,
+        cel=None,
+        message="each argument has one value for each environment of all actors",
+    ),
+    CrossFieldRule(
+        at="environment.passPlace",
+        check=_place_is_free,
+        cel=None,
+        message=f"must be false if environment.kwargs or kwargsByRank have the argument {PLACE_ARGUMENT}",
     ),
     # Not a rule of ``Trainers``: an API server judges the default ``trainers: {}`` before it fills in its members.
     CrossFieldRule(
@@ -282,8 +358,8 @@ _RULES: tuple[CrossFieldRule, ...] = (
         at="actors.vectorization",
         check=_native_takes_registered,
         cel=f"{_ACTORS}.vectorization != 'native' || !({_AROUND_REGISTERED})",
-        message="native takes an environment.id with kwargs alone, without factory, atari, maxEpisodeSteps, frameStack "
-        "and actionMask",
+        message="native takes an environment.id with kwargs alone, without factory, kwargsByRank, atari, "
+        "maxEpisodeSteps, frameStack and actionMask",
     ),
     CrossFieldRule(
         at="actors.maxDecorrelationSteps",

@@ -10,6 +10,7 @@ import numpy as np
 from rlsrl.api.spec import Environment, Network
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import AtariOptions, EnvironmentSource, environment_spec
+from rlsrl.envs.place import INSPECTION, EnvironmentPlace
 from rlsrl.parameters.protocols import ParameterSource, SourceTimeout
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.workers.context import WorkerContext
@@ -34,13 +35,22 @@ def derived_seed(seed: int, purpose: SeedPurpose, *key: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=(_DOMAINS[purpose], *key)).generate_state(1, np.uint32)[0])
 
 
-def environment_source(environment: Environment) -> EnvironmentSource:
-    """Return how the experiment's environments are made."""
+def environment_source(
+    environment: Environment, *, rank: int = 0, place: EnvironmentPlace = INSPECTION
+) -> EnvironmentSource:
+    """Return how one of the experiment's environments is made; by default an inspection.
+
+    Args:
+        environment: The environment of the experiment.
+        rank: Selects the values of ``kwargsByRank``.
+        place: Passed to the environment if it asks for its place.
+    """
     atari = environment.atari
     return EnvironmentSource(
         id=environment.id,
         factory=environment.factory,
-        kwargs=environment.kwargs,
+        kwargs={**environment.kwargs, **environment.kwargs_at(rank)},
+        place=place if environment.pass_place else None,
         atari=None
         if atari is None
         else AtariOptions(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rlsrl.api.resolved import ActorConfig
 from rlsrl.envs.episodes import EpisodeReports
-from rlsrl.envs.factory import make_environment
+from rlsrl.envs.factory import EnvironmentSource, make_environment
 from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.native import make_native
+from rlsrl.envs.place import EnvironmentPlace
 from rlsrl.envs.seeds import environment_seed
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
@@ -23,11 +24,10 @@ def lockstep_environments(
     Raises:
         ConfigurationError: the environments cannot be made, or cannot step in bulk.
     """
-    source = environment_source(config.environment)
     seeds = _seeds(config, context, ranks)
     if config.vectorization == "native":
         return make_native(
-            source,
+            _source(config, context, ranks),
             len(ranks),
             seed=seeds[0],
             first_rank=ranks.start,
@@ -36,7 +36,7 @@ def lockstep_environments(
             reports=reports,
         )
     return LoopVectorEnv(
-        lambda: make_environment(source),
+        lambda rank: make_environment(_source(config, context, range(rank, rank + 1))),
         seeds=seeds,
         first_rank=ranks.start,
         max_decorrelation_steps=config.max_decorrelation_steps,
@@ -57,9 +57,8 @@ def environment_threads(
         ConfigurationError: the environments cannot be made.
     """
     wake_threads_promptly()
-    source = environment_source(config.environment)
     return EnvironmentThreads(
-        lambda: make_environment(source),
+        lambda rank: make_environment(_source(config, context, range(rank, rank + 1))),
         seeds=_seeds(config, context, ranks),
         first_rank=ranks.start,
         max_decorrelation_steps=config.max_decorrelation_steps,
@@ -71,3 +70,20 @@ def environment_threads(
 
 def _seeds(config: ActorConfig, context: WorkerContext, ranks: range) -> list[int]:
     return [environment_seed(config.seed, rank, context.incarnation) for rank in ranks]
+
+
+def _source(config: ActorConfig, context: WorkerContext, ranks: range) -> EnvironmentSource:
+    """Return how one call makes the environments of those ranks."""
+    if not config.environment.pass_place:
+        return environment_source(config.environment, rank=ranks.start)
+    assert config.num_environments is not None, "the config of an environment with a place has the number of actors"
+    place = EnvironmentPlace(
+        purpose="training",
+        rank=ranks.start,
+        num_environments=config.num_environments,
+        worker=context.index,
+        local_rank=ranks.start - config.environment_ranks_of(context.index).start,
+        seed=environment_seed(config.seed, ranks.start, context.incarnation),
+        num_made=len(ranks),
+    )
+    return environment_source(config.environment, rank=ranks.start, place=place)

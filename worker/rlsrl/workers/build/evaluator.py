@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,9 @@ import structlog
 from rlsrl.api.resolved import EvaluatorConfig
 from rlsrl.api.spec import Environment, Network
 from rlsrl.envs.episodes import EpisodeReports
-from rlsrl.envs.factory import make_environment
+from rlsrl.envs.factory import EnvironmentSource, make_environment
 from rlsrl.envs.faults import EnvironmentFaults
+from rlsrl.envs.place import EnvironmentPlace
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import LocalActor, PolicyActor
@@ -42,10 +43,19 @@ class EvaluationPlan:
     seed: int
     """Seeds the environments and the drawing of actions."""
     greedy: bool
+    evaluator: int = 0
+    """The evaluator's index."""
+    num_evaluators: int = 1
+    """Evaluators with equal plans, each with environments of its own."""
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of the environments among those of all evaluators."""
+        return range(self.evaluator * self.num_environments, (self.evaluator + 1) * self.num_environments)
 
 
-def evaluator_plan(config: EvaluatorConfig) -> EvaluationPlan:
-    """Return the plan of an evaluator with that config."""
+def evaluator_plan(config: EvaluatorConfig, index: int) -> EvaluationPlan:
+    """Return the plan of the evaluator with that config and index."""
     return EvaluationPlan(
         environment=config.environment,
         network=config.network,
@@ -55,6 +65,8 @@ def evaluator_plan(config: EvaluatorConfig) -> EvaluationPlan:
         max_steps=config.max_steps_per_environment,
         seed=config.seed,
         greedy=config.greedy,
+        evaluator=index,
+        num_evaluators=config.num_evaluators,
     )
 
 
@@ -77,10 +89,16 @@ def begin_evaluation(
         EnvironmentFailed: the environment's own code raised another error when it was made.
         LayoutMismatch: the weights belong to another network.
     """
-    source = environment_source(plan.environment)
     faults = EnvironmentFaults(max_non_finite=plan.environment.max_non_finite, log=log)
     seeds = evaluation_seeds(plan.seed, plan.num_environments)
-    envs = LoopVectorEnv(lambda: make_environment(source), seeds=seeds, faults=faults, board=board, reports=reports)
+    envs = LoopVectorEnv(
+        lambda rank: make_environment(_source(plan, rank, seeds)),
+        seeds=seeds,
+        first_rank=plan.ranks.start,
+        faults=faults,
+        board=board,
+        reports=reports,
+    )
     try:
         actor = _local_actor(plan, exported_actor(metadata), envs)
         actor.load(parameters)
@@ -96,6 +114,21 @@ def begin_evaluation(
     except BaseException:
         envs.close()
         raise
+
+
+def _source(plan: EvaluationPlan, rank: int, seeds: Sequence[int]) -> EnvironmentSource:
+    """Return how the environment of that rank is made. All evaluators have the same arguments, as they have the same
+    seeds: so the results of versions can be compared."""
+    local_rank = rank - plan.ranks.start
+    place = EnvironmentPlace(
+        purpose="evaluation",
+        rank=rank,
+        num_environments=plan.num_evaluators * plan.num_environments,
+        worker=plan.evaluator,
+        local_rank=local_rank,
+        seed=seeds[local_rank],
+    )
+    return environment_source(plan.environment, rank=local_rank, place=place)
 
 
 def _local_actor(plan: EvaluationPlan, exported: ExportedActor | None, envs: VectorEnv) -> LocalActor:
