@@ -24,7 +24,15 @@ from rlsrl.testing.faults import (
     lives,
     reach_the_goal,
 )
-from rlsrl.testing.kubectl import COMMAND_SECONDS, ClusterExperiment, Namespace, Nodes, release, run
+from rlsrl.testing.kubectl import (
+    CLUSTER_SECONDS,
+    COMMAND_SECONDS,
+    ClusterExperiment,
+    Namespace,
+    Nodes,
+    release,
+    run,
+)
 from rlsrl.testing.recovery import GOAL, Recovered
 from rlsrl.testing.waiting import until
 
@@ -52,7 +60,8 @@ def suspend(where: Namespace, holds: bool) -> None:
 
 def await_reason(experiment: ClusterExperiment, aspect: str, *reasons: str) -> str:
     """Wait for one of the reasons; return the message."""
-    until(lambda: experiment.condition(aspect).get("reason") in reasons, f"{aspect} is {' or '.join(reasons)}")
+    what = f"{aspect} is {' or '.join(reasons)}"
+    until(lambda: experiment.condition(aspect).get("reason") in reasons, what, timeout=CLUSTER_SECONDS)
     return str(experiment.condition(aspect)["message"])
 
 
@@ -60,6 +69,11 @@ def touch(experiment: ClusterExperiment, role: str, path: str) -> None:
     """Create a file in each pod of the role."""
     for pod in experiment.pods(role):
         experiment.where.kubectl("exec", pod["metadata"]["name"], "--", "touch", path)
+
+
+def why(experiment: ClusterExperiment) -> subprocess.CompletedProcess[str]:
+    words = ["kubectl", "rlsrl", "why", NAME, "--namespace", experiment.where.name]
+    return subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
 
 
 def after_the_cure(
@@ -226,9 +240,7 @@ def test_a_network_that_is_too_large_for_its_memory(where: Namespace, system: Na
         experiment.await_phase("Failed")
         recovered("a network over the memory limit", time.monotonic() - began, "Failed: OOMKilled")
         assert "OOMKilled" in experiment.condition("Finished")["message"]
-        words = ["kubectl", "rlsrl", "why", NAME, "--namespace", where.name]
-        why = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False).stdout
-        assert "cure: Raise the memory limit" in why
+        assert "cure: Raise the memory limit" in why(experiment).stdout
 
 
 def test_the_api_server_is_away_for_a_minute(where: Namespace, recovered: Recovered) -> None:
@@ -269,4 +281,56 @@ def test_an_environment_that_hangs(where: Namespace, recovered: Recovered) -> No
     assert [(end["exitCode"], "was in step for " in end["message"]) for end in terminations(actor)] == [(12, True)]
     goes_on(experiment)
     recovered("environment that hangs", time.monotonic() - began, f"Progressing: Stalled, then {GOAL}")
+    reach_the_goal(experiment)
+
+
+def test_an_environment_that_hangs_while_it_is_made(where: Namespace, hands: Nodes, recovered: Recovered) -> None:
+    experiment = begin(
+        where,
+        environment={
+            "factory": "rlsrl.testing.environments:HangingEnv",
+            "kwargs": {"gate": GATE, "hang": "/tmp/hang", "method": "make", "step_seconds": STEP_SECONDS},
+        },
+        actors={"replicas": 1, "environments": 8, "rolloutLength": 64},
+    )
+    touch(experiment, "actor", "/tmp/hang")
+    (actor,) = experiment.pods("actor")
+    hands.kill(actor)  # the container starts again in the same pod, with the same /tmp
+    message = await_reason(experiment, "Progressing", "Stalled")
+    assert "environment rank 3 has been in make for " in message
+    assert "has waited for batch for " in message
+    explained = why(experiment)
+    assert explained.returncode == 1
+    assert "environment rank 3 has been in make for " in explained.stdout
+    after_the_cure(
+        recovered, "environment that hangs while it is made", "Progressing: Stalled", experiment,
+        lambda: where.delete("pod", actor["metadata"]["name"]),
+    )  # fmt: skip
+
+
+def test_an_environment_that_raises_within_its_budget(where: Namespace, recovered: Recovered) -> None:
+    """It is named while the run goes on, and no pod is restarted."""
+    experiment = begin(
+        where,
+        environment={
+            "factory": "rlsrl.testing.environments:RaisingEnv",
+            "kwargs": {"gate": GATE, "fault": "/tmp/fault", "step_seconds": STEP_SECONDS},
+        },
+        actors={"replicas": 1, "environments": 8, "rolloutLength": 64},
+    )
+    before = lives(experiment)
+    began = time.monotonic()
+    touch(experiment, "actor", "/tmp/fault")
+    message = await_reason(experiment, "EnvironmentErrors", "MadeAgain")
+    assert message.startswith("1 error of environments since their actors started; ")
+    assert re.search(
+        r"the last of actor-0: environment rank [37] raised ConnectionError: the simulator hung up ", message
+    )
+    assert experiment.condition("EnvironmentErrors")["status"] == "True"
+    explained = why(experiment)
+    assert message in explained.stdout
+    assert explained.returncode == 0, explained.stdout
+    goes_on(experiment)
+    assert lives(experiment) == before
+    recovered("environment that raises", time.monotonic() - began, f"EnvironmentErrors: MadeAgain, then {GOAL}")
     reach_the_goal(experiment)

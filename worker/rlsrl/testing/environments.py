@@ -248,6 +248,29 @@ class PrintingEnv(GatedEnv):
             print(f"printed line {number} of {lines}")
 
 
+class RaisingEnv(GatedEnv):
+    """A ``GatedEnv``. The fourth of each four in a process raises once in ``step`` if the file ``fault`` exists.
+
+    It removes the file before.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, gate: str, fault: str, *, step_seconds: float = 0.0) -> None:
+        """Raise once the file ``fault`` exists."""
+        super().__init__(gate, step_seconds)
+        self._raises = next(self._numbers) % 4 == 3
+        self._fault = Path(fault)
+
+    @override
+    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Advance the episode, or raise."""
+        if self._raises and self._fault.exists():
+            self._fault.unlink()
+            raise ConnectionError("the simulator hung up")
+        return super().step(action)
+
+
 class HangingEnv(GatedEnv):
     """A ``GatedEnv``. The fourth of each four in a process hangs for an hour once the file ``hang`` exists.
 
