@@ -13,10 +13,10 @@ from datetime import datetime
 from typing import Any
 
 from rlsrl.api.failures import CONFIGURATION_ERROR, ENVIRONMENT_FAULT, NOT_STORED, RUN_DAMAGED, signature
-from rlsrl.api.pods import is_ready, restarts, terminations
+from rlsrl.api.pods import disruption, is_ready, restarts, terminations
 from rlsrl.api.reasons import EndReason
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION
-from rlsrl_operator.manifests.kueue import REMOVED_CONDITION, is_gated
+from rlsrl_operator.manifests.kueue import is_gated
 from rlsrl_operator.manifests.types import Manifest
 
 DONE = "done"
@@ -31,8 +31,6 @@ FINAL_CODES: Mapping[int, EndReason] = {
 ERROR_PREFIX = "rlsrl: "
 """First characters of the log line in which a worker reports why no restart would help."""
 _INDEX_LABEL = "apps.kubernetes.io/pod-index"
-_DISRUPTION_CONDITIONS = frozenset({"DisruptionTarget", REMOVED_CONDITION})
-_DISRUPTION_REASONS = frozenset({"Evicted", "Preempted", "NodeShutdown", "Terminated", "DisruptionTarget"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +90,8 @@ def judge(
     if reason is None and complete_since is not None and len(ours) < num_pods:
         reason = f"{num_pods - len(ours)} of {num_pods} trainer pods are gone"
     if reason is not None:
-        reason = next((cause for pod in disrupted if (cause := _cause_of_disruption(pod)) is not None), reason)
+        causes = [f"{pod['metadata']['name']} {cause}" for pod in disrupted if (cause := disruption(pod)) is not None]
+        reason = causes[0] if causes else reason
     end = None
     if reason is not None:
         end = AttemptEnd(message=reason, is_failure=not disrupted, signature="" if disrupted else _signature(ours))
@@ -157,30 +156,11 @@ def _signature(pods: Sequence[Manifest]) -> str:
 
 
 def _is_disrupted(pod: Manifest) -> bool:
-    """Return whether an eviction, a preemption or its queue ends the pod: a disruption in Kubernetes' sense."""
-    status = pod.get("status", {})
-    conditions = {each["type"] for each in status.get("conditions", ()) if each["status"] == "True"}
-    # A pod that waits in a queue replaces a pod that the queue may have evicted.
-    return (
-        is_gated(pod)
-        or status.get("reason") in _DISRUPTION_REASONS
-        or not conditions.isdisjoint(_DISRUPTION_CONDITIONS)
-    )
+    """Return whether an eviction, a preemption or its queue ends the pod: a disruption in Kubernetes' sense.
 
-
-def _cause_of_disruption(pod: Manifest) -> str | None:
-    """Return why the pod was disrupted, in Kubernetes' words; None if Kubernetes does not say."""
-    name, status = pod["metadata"]["name"], pod.get("status", {})
-    found = [
-        each
-        for each in status.get("conditions", ())
-        if each["type"] in _DISRUPTION_CONDITIONS and each["status"] == "True"
-    ]
-    found += [status] if status.get("reason") in _DISRUPTION_REASONS else []
-    if not found:
-        return None
-    words = [str(found[0][part]) for part in ("reason", "message") if found[0].get(part)]
-    return ": ".join([f"{name} was disrupted", *words])
+    A pod that waits in a queue replaces a pod that the queue may have evicted.
+    """
+    return is_gated(pod) or disruption(pod) is not None
 
 
 def _is_rank_0(pod: Manifest) -> bool:

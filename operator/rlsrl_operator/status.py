@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from rlsrl.api.pods import CONTAINER, ROLE_LABEL, is_ready, terminations
+from rlsrl.api.pods import CONTAINER, ROLE_LABEL, disruption, is_ready, terminations, unready_since
 from rlsrl.api.reasons import (
     ACCEPTED,
     DURABLE,
@@ -473,6 +473,8 @@ def _blocking(pod: Manifest, attempt: int) -> tuple[ReadyReason | PodReason, str
         return "Starting", f"{name} of attempt {attempt_of(pod)} is terminating"
     if is_gated(pod):
         return "Queued", f"{name} has waited for its queue since {since}"
+    if (cause := disruption(pod)) is not None:
+        return "Starting", f"{name} {cause}"
     for each in status.get("conditions", ()):
         if each["type"] == "PodScheduled" and each["status"] == "False":
             return _reason_of(each, "Unschedulable"), f"{name}, since {since}: {each.get('message', '')}"
@@ -487,7 +489,17 @@ def _blocking(pod: Manifest, attempt: int) -> tuple[ReadyReason | PodReason, str
         lines = (failed[0].get("message") or "").strip().splitlines()
         end = f"{failed[0].get('reason') or 'Error'}, exit code {failed[0]['exitCode']}"
         return "Restarting", f"{name} ended: {end}{f': {lines[-1]}' if lines else ''}"
+    if "deletionTimestamp" in pod["metadata"]:
+        return "Starting", f"{name} is terminating"
+    if _has_started(pod) and (unready := unready_since(pod)) is not None:
+        return "Starting", f"{name} runs, and has not been ready since {unready}"
     return "Starting", f"{name} has been starting since {since}"
+
+
+def _has_started(pod: Manifest) -> bool:
+    """Return whether the worker runs and has passed its startup probe."""
+    statuses = pod.get("status", {}).get("containerStatuses", ())
+    return any(container["name"] == CONTAINER and container.get("started") for container in statuses)
 
 
 def _reason_of(state: Manifest, otherwise: ReadyReason) -> ReadyReason | PodReason:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlsrl.api.load import load_text
-from rlsrl.api.pods import CONTAINER, ROLE_LABEL
+from rlsrl.api.pods import BY_TAINT, CONTAINER, ROLE_LABEL
 from rlsrl.api.role_names import TRAINER
 from rlsrl_operator.manifests.context import ATTEMPT_ANNOTATION, TEMPLATE_ANNOTATION, ExperimentContext
 from rlsrl_operator.manifests.kueue import GATE
@@ -16,6 +16,8 @@ from rlsrl_operator.settings import Images, OperatorSettings
 
 UID = "0b1e5a7c-6d0f-4a53-9f41-8f1d3f0c2a10"
 """The ``metadata.uid`` of the experiments."""
+TAINTED = {"type": "DisruptionTarget", "status": "True", "reason": BY_TAINT, "message": "Taint manager: deleting"}
+"""The condition of a pod whose node does not answer."""
 TEMPLATE = "1"
 """The template digest of all pods."""
 SETTINGS = OperatorSettings(images=Images(actor="registry.example/actor:1", learner="registry.example/learner:1"))
@@ -54,12 +56,24 @@ def pod(
     last_state: Manifest | None = None,
     conditions: Sequence[Manifest] = (),
     held: bool = False,
+    node: str | None = None,
+    started: bool = False,
+    unready_since: str | None = None,
     **status: Any,
 ) -> Manifest:
-    """Return a pod as the API server shows it, ready if it runs. ``held``: Kueue has not admitted it."""
+    """Return a pod as the API server shows it, ready if it runs.
+
+    ``held``: Kueue has not admitted it. ``started``: its worker has passed the startup probe. ``unready_since``: the
+    last change of its condition Ready.
+    """
     is_ready = state is None if ready is None else ready
     is_trainer = role == TRAINER
-    container = {"name": CONTAINER, "restartCount": restarts, "state": state or {"running": {}}}
+    container = {"name": CONTAINER, "restartCount": restarts, "state": state or {"running": {}}, "started": started}
+    readiness = {"type": "Ready", "status": "True" if is_ready else "False"}
+    spec = {
+        **({"schedulingGates": [{"name": GATE}]} if held else {}),
+        **({"nodeName": node} if node is not None else {}),
+    }
     return {
         "metadata": {
             "name": f"a-{role}-{index}",
@@ -71,10 +85,13 @@ def pod(
             "creationTimestamp": created,
             **({"deletionTimestamp": deleted} if deleted else {}),
         },
-        **({"spec": {"schedulingGates": [{"name": GATE}]}} if held else {}),
+        **({"spec": spec} if spec else {}),
         "status": {
             "phase": "Running",
-            "conditions": [{"type": "Ready", "status": "True" if is_ready else "False"}, *conditions],
+            "conditions": [
+                {**readiness, **({"lastTransitionTime": unready_since} if unready_since is not None else {})},
+                *conditions,
+            ],
             "containerStatuses": [{**container, **({"lastState": last_state} if last_state else {})}],
             **status,
         },

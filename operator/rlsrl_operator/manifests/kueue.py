@@ -14,8 +14,6 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label of an experiment and of its queued workload: the LocalQueue in the namespace."""
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 """Label beside it: a WorkloadPriorityClass, which orders the queue and means nothing to the scheduler."""
-REMOVED_CONDITION = "TerminationTarget"
-"""Condition of a pod that Kueue evicts."""
 GATE = "kueue.x-k8s.io/admission"
 """Scheduling gate of a pod that Kueue has not admitted."""
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlsrl.api.reasons import CLAIM_PENDING, ENDS, STALE, UNSEEN, VOLUME_INTACT, explain
+from rlsrl.api.pods import BY_TAINT
+from rlsrl.api.reasons import CLAIM_PENDING, ENDS, EVICTED_BY_TAINT, STALE, UNSEEN, VOLUME_INTACT, explain
 from rlsrl.cli.diagnosis import Diagnosis, diagnose, past_restarts
 from rlsrl.cli.status_view import read_status
 from rlsrl.testing.cluster_objects import MADE, NAME, condition, experiment, labels, pod, warning, workload
@@ -201,6 +202,25 @@ def test_a_terminating_pod_is_reported_without_a_cure() -> None:
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T12:04:00Z"
     (finding,) = found(experiment("Running", *WELL), leaving)
     assert (finding.reason, finding.since, finding.explanation) == ("Terminating", "2026-01-01T12:04:00Z", None)
+
+
+def test_a_pod_of_a_lost_node_is_reported_with_its_node() -> None:
+    tainted = {"type": "DisruptionTarget", "status": "True", "reason": BY_TAINT, "message": "Taint manager: deleting"}
+    lost = pod("cartpole-actor-x", "actor", ready=False)
+    lost["metadata"]["deletionTimestamp"] = "2026-01-01T12:04:00Z"
+    lost["spec"] = {"nodeName": "n2"}
+    lost["status"]["conditions"].append(tainted)
+    (finding,) = found(experiment("Running", *WELL), lost)
+    assert (finding.what, finding.reason) == ("pod cartpole-actor-x (actor)", "Terminating")
+    assert finding.message == "was disrupted on node n2: DeletionByTaintManager: Taint manager: deleting"
+    assert finding.explanation == EVICTED_BY_TAINT
+
+
+def test_a_pod_that_became_unready_is_reported_with_the_time_since_then() -> None:
+    unready = pod("cartpole-actor-x", "actor", ready=False)
+    unready["status"]["conditions"][0]["lastTransitionTime"] = "2026-01-01T12:03:00Z"
+    (finding,) = found(experiment("Running", *WELL), unready)
+    assert (finding.reason, finding.since) == ("NotReady", "2026-01-01T12:03:00Z")
 
 
 def test_earlier_exits_of_a_healthy_pod_are_available() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlsrl.api.pods import ROLE_LABEL
+from rlsrl.api.pods import REMOVED_CONDITION, ROLE_LABEL
 from rlsrl.api.reasons import GANG_COMPLETE, READY, is_trouble
 from rlsrl.api.roles import ROLES
 from rlsrl.api.status import ExperimentStatus, Phase
@@ -19,7 +19,6 @@ from rlsrl_operator.manifests import ExperimentContext, Manifest, first_revision
 from rlsrl_operator.manifests.kueue import (
     PRIORITY_LABEL,
     QUEUE_LABEL,
-    REMOVED_CONDITION,
     begins_in_queue,
     next_size,
     queue_labels,

@@ -19,7 +19,7 @@ from rlsrl.testing.documents import minimal
 from rlsrl_operator.lifecycle import EVALUATION_SECONDS, decide, for_phase, is_rolled_out
 from rlsrl_operator.manifests import ExperimentContext, Manifest, render
 from rlsrl_operator.status import condition, failures, stamp, with_condition
-from rlsrl_operator.testing import context_of, ended, pod, waiting
+from rlsrl_operator.testing import TAINTED, context_of, ended, pod, waiting
 
 NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
 EARLIER = datetime(2026, 1, 1, 0, 5, tzinfo=UTC)
@@ -237,6 +237,14 @@ CASES = {
         pods=[*gang(template="2"), pod("actor", 3, last_state=ended(2, "no such environment"), template="1")],
         generation=2,
         reason="Complete",
+    ),
+    "a node is lost": Case(
+        pods=gang(deleted=stamp(NOW), ready=False, node="n2", conditions=[TAINTED]),
+        attempt=2,
+        restarts=0,
+        failures=0,
+        reason="Restarting",
+        message="attempt 1 is over: a-trainer-1 was disrupted on node n2: DeletionByTaintManager: Taint manager: ",
     ),
     "a pod is deleted": Case(
         pods=gang(deleted=stamp(NOW)),

@@ -35,7 +35,7 @@ from rlsrl_operator.status import (
     with_numbers,
     write,
 )
-from rlsrl_operator.testing import UID, context_of, ended, pod, waiting
+from rlsrl_operator.testing import TAINTED, UID, context_of, ended, pod, waiting
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, 700_000, tzinfo=UTC)
 CREATED = "2026-01-01T00:00:00Z"
@@ -117,6 +117,15 @@ BLOCKERS: dict[str, tuple[Sequence[Manifest], tuple[str, str] | None]] = {
         [pod("evaluator", ready=False, last_state=ended(0), restarts=1)],
         ("Starting", f"a-evaluator-0 has been starting since {CREATED}"),
     ),
+    "on a lost node": (
+        [pod("actor", ready=False, deleted=CREATED, conditions=[TAINTED], node="n2")],
+        ("Starting", "a-actor-0 was disrupted on node n2: DeletionByTaintManager: Taint manager: deleting"),
+    ),
+    "on a node that does not answer yet": (
+        [pod("actor", ready=False, unready_since="2026-01-01T00:05:00Z", started=True)],
+        ("Starting", "a-actor-0 runs, and has not been ready since 2026-01-01T00:05:00Z"),
+    ),
+    "terminating": ([pod("actor", ready=False, deleted=CREATED)], ("Starting", "a-actor-0 is terminating")),
     "being made": (
         [pod("actor", state=waiting("ContainerCreating"))],
         ("Starting", f"a-actor-0 has been starting since {CREATED}"),

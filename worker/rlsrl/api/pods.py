@@ -17,6 +17,11 @@ TOKEN_KEY = "token"
 BY_TAINT = "DeletionByTaintManager"
 """The reason of the condition DisruptionTarget if a taint of the pod's node evicts the pod."""
 
+REMOVED_CONDITION = "TerminationTarget"
+"""Condition of a pod that Kueue evicts."""
+_DISRUPTION_CONDITIONS = frozenset({"DisruptionTarget", REMOVED_CONDITION})
+_DISRUPTION_REASONS = frozenset({"Evicted", "Preempted", "NodeShutdown", "Terminated", "DisruptionTarget"})
+
 Pod = Mapping[str, Any]
 """A pod as the API server returns it."""
 
@@ -49,6 +54,25 @@ def is_evicted_by_taint(pod: Pod) -> bool:
     """Return whether a taint of its node evicts the pod."""
     conditions = pod.get("status", {}).get("conditions", ())
     return any(each["type"] == "DisruptionTarget" and each.get("reason") == BY_TAINT for each in conditions)
+
+
+def disruption(pod: Pod) -> str | None:
+    """Return where and why an eviction, a preemption or a queue disrupts a pod, in Kubernetes' words; else None.
+
+    For example ``was disrupted on node n1: EvictionByEvictionAPI: Eviction API: evicting``.
+    """
+    status = pod.get("status", {})
+    found = [
+        each
+        for each in status.get("conditions", ())
+        if each["type"] in _DISRUPTION_CONDITIONS and each["status"] == "True"
+    ]
+    found += [status] if status.get("reason") in _DISRUPTION_REASONS else []
+    if not found:
+        return None
+    words = [str(found[0][part]) for part in ("reason", "message") if found[0].get(part)]
+    node = pod.get("spec", {}).get("nodeName")
+    return ": ".join([f"was disrupted on node {node}" if node else "was disrupted", *words])
 
 
 def _containers(pod: Pod) -> list[Mapping[str, Any]]:

@@ -436,6 +436,13 @@ ENDS: Mapping[str, Explanation] = {
     ),
 }
 """How containers end in failure, in Kubernetes' terms."""
+EVICTED_BY_TAINT = Explanation(
+    "A taint of its node evicts the pod, for example because the node does not answer. Another pod replaces it: at "
+    "once, or for a trainer and the coordinator when this pod is gone. The operator removes the pod 30 seconds after "
+    "its end was due.",
+    "Look at the node: `kubectl describe node`.",
+)
+"""For a terminating pod that is evicted by a taint."""
 CLAIM_PENDING = Explanation(
     "The volume does not exist yet.",
     "Look at the events of the claim: the cluster has no default StorageClass, or no provisioner for it. "

@@ -10,10 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from rlsrl.api.pods import CONTAINER, ROLE_LABEL, is_ready, restarts, terminations
+from rlsrl.api.pods import (
+    CONTAINER,
+    ROLE_LABEL,
+    disruption,
+    is_evicted_by_taint,
+    is_ready,
+    restarts,
+    terminations,
+    unready_since,
+)
 from rlsrl.api.reasons import (
     CLAIM_PENDING,
     ENDS,
+    EVICTED_BY_TAINT,
     FACTS,
     FINISHED,
     PROGRESSING,
@@ -159,7 +169,7 @@ def _pod(pod: Object, event: str) -> Diagnosis:
     return Diagnosis(
         what=f"pod {metadata['name']} ({metadata.get('labels', {}).get(ROLE_LABEL, 'no role')})",
         reason=reason or str(status.get("phase", "Unknown")),
-        since=metadata.get("deletionTimestamp") or metadata.get("creationTimestamp"),
+        since=metadata.get("deletionTimestamp") or unready_since(pod) or metadata.get("creationTimestamp"),
         message=message if not ended else f"worker terminated: {_end(ended[0])}",
         last_lines=_last_lines(ended[0]) if ended else (),
         event=event,
@@ -171,7 +181,7 @@ def _state(pod: Object) -> tuple[str, str, Explanation | None]:
     """Return why a pod does not run: Kubernetes' reason, its message and our explanation."""
     status = pod.get("status", {})
     if "deletionTimestamp" in pod["metadata"]:
-        return "Terminating", "", None
+        return "Terminating", disruption(pod) or "", EVICTED_BY_TAINT if is_evicted_by_taint(pod) else None
     for each in status.get("conditions", ()):
         if each["type"] == "PodScheduled" and each["status"] == "False":
             reason = each.get("reason") or "Unschedulable"
