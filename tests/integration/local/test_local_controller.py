@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -94,7 +94,12 @@ class Stage:
         self.plans.append(RolePlan(role=role, replicas=replicas, config=self.folder / f"{role}.json"))
 
     def controller(
-        self, *, budget: int = 5, keep_fds: tuple[int, ...] = (), deadlines: EndDeadlines | None = None
+        self,
+        *,
+        budget: int = 5,
+        keep_fds: tuple[int, ...] = (),
+        deadlines: EndDeadlines | None = None,
+        oom_kills: Callable[[], int] = lambda: 0,
     ) -> LocalController:
         return LocalController(
             plans=self.plans,
@@ -108,6 +113,7 @@ class Stage:
                 keep_fds=keep_fds,
             ),
             deadlines=deadlines,
+            oom_kills=oom_kills,
         )
 
     def lives(self, role: str) -> list[dict]:
@@ -262,6 +268,22 @@ def test_a_process_that_ends_too_early_is_restarted(stage: Stage, role: str, end
     if role == "trainer":
         assert [life["attempt"] for life in stage.lives("trainer")] == [1, 2]
     assert_gone(stage.pids(), timeout=0)
+
+
+def test_a_process_that_is_killed_for_lack_of_memory_is_reported_as_such(stage: Stage) -> None:
+    """The kernel counts its kills; of the two here the first has another cause."""
+    stage.script("coordinator", UNTIL_TOLD)
+    stage.script("trainer", UNTIL_TOLD)
+    stage.script("actor", [{"die": "SIGKILL"}])
+    counts = iter([7, 7, 8])
+
+    outcome = stage.controller(budget=1, oom_kills=lambda: next(counts)).run()
+
+    assert stage.display.notes[0] == "actor-0 was killed by SIGKILL; restarting now (restart 1 of 1)"
+    assert isinstance(outcome, Failed)
+    assert outcome.message.startswith(
+        "actor-0 was killed by SIGKILL (the kernel has just killed a process for lack of memory): all 1 restarts"
+    )
 
 
 def test_a_role_that_keeps_failing_ends_the_run_with_its_last_output(stage: Stage) -> None:

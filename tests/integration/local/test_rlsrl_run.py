@@ -240,12 +240,23 @@ def test_a_run_that_cannot_be_kept_alive_fails_with_the_log(desk: Desk) -> None:
     result = desk.give("--set", "spec.restarts.budget=1", "--run-dir", "elsewhere")
 
     assert result.exit_code == 1
-    assert "error: trainer-0 exited with code 1" in result.output
+    assert "error: trainer-0 exited with code 1: all 1 restarts of this role are spent" in result.output
     assert "out of tricks" in result.output
     assert "elsewhere/logs/trainer-0.out" in result.output
     assert "to resume: rlsrl run toy.yaml --set spec.restarts.budget=1 --run-dir elsewhere" in result.output
     summary = json.loads((desk.folder / "elsewhere" / "summary.json").read_text())
     assert (summary["restarts"], summary["attempts"]) == ({"trainer": 1}, 2)
+
+
+def test_a_run_whose_worker_is_killed_too_often_fails(desk: Desk) -> None:
+    """As by the kernel, for lack of memory."""
+    desk.script("trainer", [{"die": "SIGKILL"}])
+
+    result = desk.give("--set", "spec.restarts.budget=1")
+
+    assert result.exit_code == 1
+    assert "error: trainer-0 was killed by SIGKILL" in result.output
+    assert "all 1 restarts of this role are spent" in result.output
 
 
 def test_a_folder_in_use_is_refused_with_its_process(desk: Desk) -> None:

@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 from rlsrl.api.failures import CONFIGURATION_ERROR
 from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
-from rlsrl.local.processes import ChildProcess
+from rlsrl.local.processes import ChildProcess, count_oom_kills
 from rlsrl.local.signals import SignalInbox
 from rlsrl.local.supervisor import Exit, Fail, RestartLimits, Supervisor
 from rlsrl.runtime.process import worker_environment
@@ -202,6 +202,7 @@ class LocalController:
         launch: LaunchOptions,
         deadlines: EndDeadlines | None = None,
         clock: Callable[[], float] = time.monotonic,
+        oom_kills: Callable[[], int] = count_oom_kills,
     ) -> None:
         """Prepare a run without starting a process.
 
@@ -209,6 +210,7 @@ class LocalController:
             plans: In the order of starting. Workers wait for their peers, so the controller does not.
             launch: How to start every worker.
             deadlines: None: the defaults.
+            oom_kills: Returns how many processes the kernel has killed for lack of memory.
         """
         self._plans = {plan.role: plan for plan in plans}
         self._supervisor = Supervisor(limits=limits)
@@ -217,6 +219,8 @@ class LocalController:
         self._launch = launch
         self._deadlines = deadlines or EndDeadlines()
         self._clock = clock
+        self._count_oom_kills = oom_kills
+        self._num_oom_kills = oom_kills()
         self._inbox = SignalInbox()
         self._selector = selectors.DefaultSelector()
         self._children: list[ChildProcess] = []
@@ -291,7 +295,7 @@ class LocalController:
             trained=self._journal.trained() if child.role == TRAINER else None,
         )
         decision, self._supervisor = self._supervisor.decide(ended)
-        exit_text = describe_exit(code)
+        exit_text = describe_exit(code) + self._memory_note(code)
         if isinstance(decision, Fail):
             return Failed(
                 process=child.name,
@@ -308,6 +312,12 @@ class LocalController:
         self._journal.count_restart(child.role)
         self._waiting[child.role, child.number] = now + decision.delay_seconds
         return None
+
+    def _memory_note(self, code: int) -> str:
+        """Return a text if the kernel may have killed the process for lack of memory, else nothing."""
+        num_before, self._num_oom_kills = self._num_oom_kills, self._count_oom_kills()
+        is_suspect = code == -signal.SIGKILL and self._num_oom_kills > num_before
+        return " (the kernel has just killed a process for lack of memory)" if is_suspect else ""
 
     def _end(self, *, finished: bool) -> None:
         """End all processes: the trainer first, for its checkpoint; the coordinator last, because it records the rest.

@@ -19,6 +19,16 @@ TAIL_BYTES = 16 * 1024
 """Bytes read from a log's end to quote its last lines."""
 
 
+def count_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
+    """Return how many processes the kernel has killed for lack of memory since the machine started; 0 if unknown."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in vmstat.read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0
+
+
 class ChildProcess:
     """A worker process in its own session, so that Ctrl-C at the terminal reaches only the controller.
 
