@@ -12,12 +12,14 @@ from rlsrl.api.reasons import (
     DURABLE,
     ENVIRONMENT_ERRORS,
     GANG_COMPLETE,
+    NON_FINITE_VALUES,
     PROGRESSING,
     READY,
     ROLLED_BACK,
     VOLUME_INTACT,
     AcceptedReason,
     ConditionType,
+    DurableReason,
     PodReason,
     ProgressReason,
     ReadyReason,
@@ -130,7 +132,8 @@ def with_numbers(
 ) -> ExperimentStatus:
     """Return the status with the run's numbers from the coordinator's ``/status``, and with the conditions that follow
     from it: Progressing and Durable if it says whether steps are taken and versions are stored, RolledBack if
-    training resumed from an older version than the newest, EnvironmentErrors if environments raised.
+    training resumed from an older version than the newest, EnvironmentErrors if environments raised, NonFiniteValues if
+    they gave NaN or infinity.
 
     While the experiment starts, its numbers stay, and only a hanging environment is reported.
     """
@@ -145,19 +148,39 @@ def with_numbers(
         status = with_condition(
             status, ENVIRONMENT_ERRORS, "True", "MadeAgain", message, generation=generation, now=now
         )
+    if (message := _non_finite_values(reported)) is not None:
+        status = with_condition(status, NON_FINITE_VALUES, "True", "Dropped", message, generation=generation, now=now)
     rollback = totals.get("rollback")
     if isinstance(rollback, str) and rollback:
         status = with_condition(status, ROLLED_BACK, "True", "OlderVersion", rollback, generation=generation, now=now)
+    if (judged := _durability(totals, reported)) is not None:
+        status = with_condition(status, DURABLE, *judged, generation=generation, now=now)
+    return status
+
+
+def _durability(
+    totals: Mapping[str, Any], reported: Mapping[str, Any]
+) -> tuple[Literal["True", "False"], DurableReason, str] | None:
+    """Return the status, the reason and the message of the condition Durable; None if the coordinator does not say.
+
+    The worst failure gives the reason, and the message has all of them.
+    """
     unstored = _number(totals, "unstored_versions")
     if unstored is None:
-        return status
-    if unstored < 1:
-        message = "versions are stored as scheduled"
-        return with_condition(status, DURABLE, "True", "Stored", message, generation=generation, now=now)
-    reason = totals.get("unstored_reason")
-    why = reason if isinstance(reason, str) else "the trainer's log has the error"
-    message = f"the last {unstored:.0f} scheduled versions could not be stored: {why}"
-    return with_condition(status, DURABLE, "False", "NotStored", message, generation=generation, now=now)
+        return None
+    found: list[tuple[DurableReason, str]] = []
+    if unstored >= 1:
+        reason = totals.get("unstored_reason")
+        why = reason if isinstance(reason, str) else "the trainer's log has the error"
+        found.append(("NotStored", f"the last {unstored:.0f} scheduled versions could not be stored: {why}"))
+    elif isinstance(late := totals.get("late_version"), str) and late:
+        found.append(("StoredLate", f"the store is slow: {late}"))
+    if (failed := _counted(reported, "failed_evaluations")) is not None:
+        number, last = failed
+        found.append(("EvaluationsFailed", f"the newest {number:.0f} evaluations failed, the last of {last}"))
+    if not found:
+        return "True", "Stored", "versions are stored as scheduled"
+    return "False", found[0][0], "; ".join(text for _, text in found)
 
 
 def _progress(reported: Mapping[str, Any]) -> tuple[Literal["True", "False"], ProgressReason, str]:
@@ -201,15 +224,34 @@ def _with_hanging_start(
 
 def _environment_errors(reported: Mapping[str, Any]) -> str | None:
     """Return the message of the condition EnvironmentErrors, or None without errors."""
-    errors = reported.get("environment_errors")
-    if not isinstance(errors, dict) or not (number := _number(errors, "number") or 0.0):
+    if (found := _counted(reported, "environment_errors")) is None:
         return None
-    last = errors.get("last")
+    number, last = found
     total = "1 error" if number == 1 else f"{number:.0f} errors"
     return (
         f"{total} of environments since their actors started; each environment was made again, and training goes on; "
-        f"the last of {last if isinstance(last, str) else 'the log of an actor'}"
+        f"the last of {last}"
     )
+
+
+def _non_finite_values(reported: Mapping[str, Any]) -> str | None:
+    """Return the message of the condition NonFiniteValues, or None without such values."""
+    if (found := _counted(reported, "non_finite_steps")) is None:
+        return None
+    number, last = found
+    return (
+        f"NaN or infinity in {number:.0f} steps or resets of environments since their actors started; none of them is "
+        f"trained, and training goes on; the last of {last}"
+    )
+
+
+def _counted(reported: Mapping[str, Any], name: str) -> tuple[float, str] | None:
+    """Return how many failures of that name the workers report, and a text about the last; None without a failure."""
+    found = reported.get(name)
+    if not isinstance(found, dict) or not (number := _number(found, "number") or 0.0):
+        return None
+    last = found.get("last")
+    return number, last if isinstance(last, str) else "a worker; its log has the error"
 
 
 def _at_rest(status: ExperimentStatus, *, generation: int, now: datetime) -> ExperimentStatus:

@@ -108,6 +108,8 @@ class Members:
         self.rows: list[tuple[int, Mapping[str, float]]] = []
         self.waits: list[str] = []
         self.stats: dict[str, float] = {}
+        self.failures: list[tuple[float, str]] = []
+        """The reports of failed evaluations."""
         self.versions: list[Version] = []
         self.on_wait: Callable[[], object] = lambda: None
 
@@ -122,8 +124,10 @@ class Members:
         *,
         stats: Mapping[str, float] | None = None,
         version: Version | None = None,
+        texts: Mapping[str, str] | None = None,
     ) -> None:
         self.stats |= stats or {}
+        self.failures += [((stats or {})[name], text) for name, text in (texts or {}).items()]
         self.versions += [] if version is None else [version]
 
     def turn_to(self, doing: str) -> None:
@@ -521,6 +525,7 @@ def test_a_full_disk_costs_the_result_and_nothing_else(bench: Bench) -> None:
 
     assert bench.means() == {"1.20": 3.0}
     assert (bench.count("failed"), bench.count("stored")) == (1, 1)
+    assert bench.members.failures == [(1, "1.10: [Errno 28] No space left on device"), (0, "")]
 
 
 def test_a_store_that_is_away_for_a_while_is_waited_for(bench: Bench) -> None:
@@ -556,6 +561,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(bench: Bench) -> None:
 
     assert bench.means() == {"1.20": 3.0}
     assert (bench.count("failed"), bench.count("stored")) == (1, 1)
+    assert bench.members.failures == [(1, "1.10: the store cannot be reached"), (0, "")]
 
 
 def test_a_store_that_refuses_ends_the_evaluator(bench: Bench) -> None:

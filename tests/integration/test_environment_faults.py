@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -209,6 +210,21 @@ def test_errors_that_cost_no_restart_are_shown_while_the_run_goes_on(tmp_path: P
         run.send(signal.SIGINT)
         assert run.wait() == 130, run.output
     assert text in run.output
+
+
+def test_values_that_are_not_finite_are_shown_while_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "sick.py").write_text(SICK)
+    endless = RAISING.format(vectorization="loop", factory="make").replace("trainSteps: 20", "trainSteps: 1000000")
+    desk = Desk(tmp_path, endless.replace('"sick:make"', '"sick:make", kwargs: {what: rewards, sick: [3]}'))
+    text = re.compile(
+        r"NAN OR INFINITY: [\d,]+ steps or resets, the last of actor-0: environment rank 3: reward is nan at step \d+ "
+    )
+    with desk.begin() as run:
+        run.until(lambda: text.search(desk.call("top", "live").stdout), "rlsrl top")
+        run.send(signal.SIGINT)
+        assert run.wait() == 130, run.output
+    assert text.search(run.output)
+    assert "transitions were not finite (NaN or inf)" in run.output
 
 
 def test_an_environment_that_exits_while_it_is_closed_chooses_no_exit_code_of_its_worker(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
-"""A full disk costs durability, never the run, and is reported. At its end a run waits until there is room."""
+"""A full or slow disk costs durability, never the run, and is reported. At its end a run waits until there is room."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -20,6 +22,9 @@ LARGE = "[256, 256]"
 ROOM_BYTES = 200_000
 """Smaller than a version of this network, and far larger than the trainer's log."""
 DISK_BYTES = 200 * 1024
+FREEZABLE_BYTES = 32 * 1024**2
+EPISODES = 5000
+"""Of an evaluation that takes seconds."""
 
 
 @pytest.mark.slow
@@ -88,6 +93,15 @@ class SmallDisk:
         """Make room again."""
         self._filling.unlink()
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let writes hang."""
+        subprocess.run(["fsfreeze", "--freeze", str(self.path)], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["fsfreeze", "--unfreeze", str(self.path)], check=True)
+
     def fill_under(self, run: LiveRun) -> str:
         """Fill the disk of a run that stores versions; return the reason in its status once it stores none."""
 
@@ -109,16 +123,61 @@ class SmallDisk:
         run.until(lambda: "training is over" in (self.reason(run) or ""), "a trainer that waits for room")
 
 
+@contextlib.contextmanager
+def mounted(folder: Path, *options: str) -> Iterator[SmallDisk]:
+    """Yield a disk that ``mount`` makes with these options; skip the test if this user may not."""
+    made = SmallDisk(folder)
+    made.path.mkdir(parents=True)
+    done = subprocess.run(["mount", *options, str(made.path)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"this user may not mount a small disk: {done.stderr.strip()}")
+    try:
+        yield made
+    finally:
+        subprocess.run(["umount", str(made.path)], check=True)
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    made = SmallDisk(tmp_path)
-    made.path.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(made.path)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"this user may not mount a small disk: {mounted.stderr.strip()}")
-    yield made
-    subprocess.run(["umount", str(made.path)], check=True)
+    with mounted(tmp_path, "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none") as made:
+        yield made
+
+
+@pytest.fixture
+def freezable_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """Yield a disk of a kind that can be frozen: a file system in a file."""
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(FREEZABLE_BYTES)
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("mkfs.ext4 is not installed")
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    with mounted(tmp_path, "-o", "loop", str(image)) as made:
+        (made.path / "lost+found").rmdir()  # a new run's folder is empty
+        yield made
+
+
+@pytest.mark.slow
+def test_a_disk_that_hangs_is_named_and_costs_nothing_once_it_answers(freezable_disk: SmallDisk) -> None:
+    disk = freezable_disk
+    late = re.compile(r"STORED LATE: version 1\.\d+ was due \d+ s ago and is not stored yet")
+
+    def stored_late() -> str | None:
+        return ((disk.desk.facts().status() or {}).get("totals") or {}).get("late_version")
+
+    with disk.desk.begin() as run:
+        run.until(lambda: len(run.facts.versions()) > 1, "a version beyond the first")
+        with disk.frozen():
+            run.until(lambda: late.search(run.output), "a line about the late version")
+            assert late.search(disk.desk.call("top", "live").stdout)
+            # Two versions wait, so training does, too.
+            run.until(lambda: "trainer-0 has waited for store for " in run.output, "a line about the stall")
+        run.until(lambda: not stored_late(), "versions are stored in time again")
+        disk.gate.touch()
+        assert run.wait() == 0, run.output
+    summary = disk.desk.facts().json("summary.json")
+    assert (summary["finished"], summary["restarts"]) == (True, {})
+    assert summary["ledger"]["balanced"]
 
 
 @pytest.mark.slow
@@ -167,6 +226,29 @@ def test_a_permanent_version_without_room_is_reported_and_the_next_one_takes_its
         assert all(tag == f"step-{step}" for tag, step in tagged.items())
         disk.gate.touch()
         assert run.wait() == 0, run.output
+
+
+@pytest.mark.slow
+def test_an_evaluation_without_room_is_named_and_later_ones_are_stored(disk: SmallDisk) -> None:
+    """An evaluation takes longer than the next version, so one is always under way."""
+    evaluators = f"{{replicas: 1, environments: 1, episodesPerEnvironment: {EPISODES}}}"
+
+    def failed() -> dict | None:
+        return (disk.desk.facts().status() or {}).get("failed_evaluations")
+
+    with disk.desk.begin("--set", f"spec.evaluators={evaluators}") as run:
+        disk.fill_under(run)
+        run.until(lambda: disk.fill() or failed(), "an evaluation that is not stored")
+        run.until(lambda: "EVALUATIONS FAILED: the newest" in run.output, "a line about the evaluation")
+        top = disk.desk.call("top", "live").stdout
+        assert re.search(r"EVALUATIONS FAILED: the newest \d+, the last of evaluator-0: 1\.\d+: .*No space left", top)
+        disk.empty()
+        run.until(lambda: failed() is None, "an evaluation that is stored")
+        disk.gate.touch()
+        assert run.wait() == 0, run.output
+    summary = disk.desk.facts().json("summary.json")
+    assert (summary["finished"], summary["restarts"]) == (True, {})
+    assert summary["evaluation"] is not None
 
 
 def test_a_last_version_without_room_ends_the_run_with_what_to_do(disk: SmallDisk) -> None:

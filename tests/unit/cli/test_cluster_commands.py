@@ -181,6 +181,18 @@ def test_why_and_status_tell_of_environments_that_raise(cluster: KubectlStandIn)
     assert errors in called("status", "cartpole").output
 
 
+def test_why_and_status_tell_of_values_that_are_not_finite(cluster: KubectlStandIn) -> None:
+    values = (
+        "NaN or infinity in 7 steps or resets of environments since their actors started; none of them is trained, and "
+        "training goes on; the last of actor-0: environment rank 3: reward is nan at step 50 of its episode"
+    )
+    cluster.show(experiment("Running", READY, condition("NonFiniteValues", "Dropped", values), attempt=1), TRAINER)
+    result = called("why", "cartpole")
+    assert result.exit_code == 0, "training goes on"
+    assert result.output == f"cartpole has no problems: Running: The trainers train.\n{values}\n"
+    assert values in called("status", "cartpole").output
+
+
 def claim(name: str, **labels: str) -> dict[str, Any]:
     return {
         "kind": "PersistentVolumeClaim",
@@ -250,6 +262,13 @@ def test_why_reports_the_end_of_an_experiment(cluster: KubectlStandIn) -> None:
     ("phase", "about", "reason", "message"),
     [
         ("Running", "Durable", "NotStored", "the last 2 scheduled versions could not be stored: 1.9: No space left"),
+        ("Running", "Durable", "StoredLate", "the store is slow: version 1.9 was due 95 s ago and is not stored yet"),
+        (
+            "Running",
+            "Durable",
+            "EvaluationsFailed",
+            "the newest 2 evaluations failed, the last of evaluator-0: 1.9: [Errno 28] No space left on device",
+        ),
         ("Failed", "Finished", "NotStored", "a-trainer-1: the last version, 1.9, could not be stored for 300 s"),
         ("Failed", "Finished", "EnvironmentFault", "a-actor-3: environment rank 7: reward is nan"),
         ("Failed", "Finished", "BudgetExhausted", "3 failures exceed restarts.budget 2; the last: a-trainer-1 ended"),
@@ -257,6 +276,12 @@ def test_why_reports_the_end_of_an_experiment(cluster: KubectlStandIn) -> None:
         ("Pending", "Accepted", "NameConflict", "Service a-coordinator exists and does not belong to this experiment"),
         ("Starting", "GangComplete", "Restarting", "attempt 1 is over: a-trainer-1 was deleted"),
         ("Starting", "GangComplete", "Restarting", "attempt 5 is over: a-trainer-1 was disrupted: Evicted"),
+        (
+            "Running",
+            "Progressing",
+            "Stalled",
+            "no environment step and no training step for 61 s: trainer-0 has not answered for 61 s",
+        ),
         (
             "Starting",
             "Progressing",

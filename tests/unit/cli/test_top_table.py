@@ -55,11 +55,29 @@ def test_the_table_shows_roles_and_workers_with_their_waits() -> None:
 
 
 def test_versions_that_are_not_stored_are_shown() -> None:
-    totals = {**DOCUMENT["totals"], "unstored_versions": 2.0}
-    first, *_ = top_table({**DOCUMENT, "totals": totals}).splitlines()
-    assert first.endswith("version 1.62, NOT STORED: the newest 2 versions (logs: checkpoint_failed)")
-    first, *_ = top_table({**DOCUMENT, "totals": totals | {"unstored_reason": "1.62: disk full"}}).splitlines()
-    assert first.endswith("version 1.62, NOT STORED: the newest 2 versions (1.62: disk full)")
+    def second_line(**totals: Any) -> str:
+        return top_table({**DOCUMENT, "totals": {**DOCUMENT["totals"], **totals}}).splitlines()[1]
+
+    assert second_line(unstored_versions=2.0) == "NOT STORED: the newest 2 versions (logs: checkpoint_failed)"
+    full = "1.62: disk full; training is over, and the trainer tries again until 22:14:20 UTC"
+    assert second_line(unstored_versions=2.0, unstored_reason=full) == f"NOT STORED: the newest 2 versions ({full})"
+    late = "version 1.62 was due 95 s ago and is not stored yet"
+    assert second_line(late_version=late) == f"STORED LATE: {late}"
+    assert second_line(late_version=late, unstored_versions=1.0).startswith("NOT STORED")
+    assert second_line(late_version=None) == ""
+
+
+def test_evaluations_that_fail_are_shown() -> None:
+    failed = {"number": 2.0, "last": "evaluator-0: 1.60: No space left on device"}
+    assert top_table({**DOCUMENT, "failed_evaluations": failed}).splitlines()[1] == (
+        "EVALUATIONS FAILED: the newest 2, the last of evaluator-0: 1.60: No space left on device"
+    )
+
+
+def test_a_resumption_from_an_older_version_is_shown() -> None:
+    lost = "attempt 2 resumed from version 1.1, since version 1.2 cannot be used (it is cut): training steps lost: 1"
+    document = {**DOCUMENT, "totals": {**DOCUMENT["totals"], "rollback": lost}}
+    assert top_table(document).splitlines()[1] == f"ROLLED BACK: {lost}"
 
 
 def test_environments_that_raise_are_shown() -> None:
@@ -68,11 +86,30 @@ def test_environments_that_raise_are_shown() -> None:
     assert top_table(document).splitlines()[1] == f"ENVIRONMENT ERRORS: 3, the last of {text} (logs: environment_fault)"
 
 
-def test_the_environment_that_hangs_longest_is_named() -> None:
+def test_an_actor_that_its_environment_ended_is_gone_with_the_last_error() -> None:
+    text = "actor-2: environment rank 3 raised ValueError: stuck (error 6 of this environment)"
+    gone = [{"role": "actor", "index": 2, "pid": 7, "age_seconds": 4.2}]
+    document = {**DOCUMENT, "environment_errors": {"number": 6.0, "last": text}, "gone": gone}
+    _, errors, _, _, actors, *workers = top_table(document).splitlines()
+    assert errors.startswith("ENVIRONMENT ERRORS: 6, the last of actor-2: environment rank 3 raised ValueError: stuck")
+    assert actors.split()[:4] == ["actor", "2", "running,", "1"]
+    assert workers[2].split()[:3] == ["2", "-", "gone"]
+
+
+def test_values_that_are_not_finite_are_shown() -> None:
+    text = "actor-0: environment rank 3: reward is nan at step 50 of its episode"
+    document = {**DOCUMENT, "non_finite_steps": {"number": 1234.0, "last": text}}
+    assert top_table(document).splitlines()[1] == (
+        f"NAN OR INFINITY: 1,234 steps or resets, the last of {text} (logs: environment_fault)"
+    )
+
+
+@pytest.mark.parametrize("call", ["step", "make"])
+def test_the_environment_that_hangs_longest_is_named(call: str) -> None:
     def second_line(*calls: Any) -> str:
         return top_table({**DOCUMENT, "environment_calls": list(calls)}).splitlines()[1]
 
-    text = "environment rank 3 has been in step for 42 s (actor-0)"
+    text = f"environment rank 3 has been in {call} for 42 s (actor-0)"
     assert second_line({"text": text}) == text
     assert second_line({"text": text}, {"text": "x"}, {"text": "y"}) == f"{text} and 2 more"
     assert second_line() == second_line(3, {"call": "step"}) == ""

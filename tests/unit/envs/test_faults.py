@@ -216,6 +216,19 @@ def test_each_environment_is_reported_once_a_minute_with_rank_step_key_and_value
     assert (recorder.log.entries[-1]["rank"], recorder.log.entries[-1]["unlogged"]) == (42, 8)
 
 
+def test_values_that_are_not_finite_are_reported_with_their_number_and_the_last_one() -> None:
+    reports: list[tuple[str, int, str]] = []
+    faults = EnvironmentFaults(on_own_fault=lambda *report: reports.append(report))
+    fill(loop(WELL, [episode((1.0, 1.0), (1.0, NAN))], [episode((np.inf, 1.0))], faults=faults), 2)
+    faults.error(range(3, 4), 1, ValueError("stuck"))
+    assert reports == [
+        ("non_finite", 1, "environment rank 42: reward is inf at step 1 of its episode"),
+        ("non_finite", 2, "environment rank 41: observation/place[1] is nan at step 2 of its episode"),
+        ("non_finite", 3, "environment rank 42: reward is inf at step 1 of its episode"),
+        ("environment_error", 1, "environment rank 3 raised ValueError: stuck (error 1 of this environment)"),
+    ]
+
+
 def test_only_faults_without_a_finite_transition_between_them_end_the_run() -> None:
     fill(loop(NEVER, WELL, faults=Recorder(max_non_finite=2).faults), 20)
     with pytest.raises(EnvironmentFault) as caught:
@@ -542,7 +555,7 @@ def test_errors_are_forgiven_one_after_the_other_and_each_environment_has_its_ow
 
 def test_each_error_is_reported_with_its_number_among_those_of_its_environment() -> None:
     reports: list[tuple[int, str]] = []
-    faults = EnvironmentFaults(on_error=lambda number, text: reports.append((number, text)))
+    faults = EnvironmentFaults(on_own_fault=lambda reason, number, text: reports.append((number, text)))
     faults.error(range(3, 4), 1, ValueError("stuck"))
     faults.error(range(8, 12), 1, OSError("gone"))
     faults.error(range(3, 4), 1, ValueError("stuck\nagain"))

@@ -163,6 +163,26 @@ def test_versions_that_are_not_stored_are_shown() -> None:
     assert "NOT STORED" not in line(VIEW) + drawn(VIEW)
 
 
+def test_versions_that_are_stored_late_are_shown() -> None:
+    totals = {**STATUS["totals"], "late_version": "version 1.46 was due 95 s ago and is not stored yet"}
+    late = replace(VIEW, status={**STATUS, "totals": totals})
+    text = "STORED LATE: version 1.46 was due 95 s ago and is not stored yet"
+    assert text in line(late)
+    assert text in " ".join(drawn(late).split())
+
+
+def test_evaluations_that_fail_and_values_that_are_not_finite_are_shown() -> None:
+    failed = {"number": 2.0, "last": "evaluator-0: 1.46: No space left on device"}
+    nan = {"number": 5.0, "last": "actor-0: environment rank 3: reward is nan at step 50 of its episode"}
+    sick = replace(VIEW, status={**STATUS, "failed_evaluations": failed, "non_finite_steps": nan})
+    for text in (
+        f"EVALUATIONS FAILED: the newest 2, the last of {failed['last']}",
+        f"NAN OR INFINITY: 5 steps or resets, the last of {nan['last']} (logs: environment_fault)",
+    ):
+        assert text in line(sick)
+        assert text in " ".join(drawn(sick).split())
+
+
 def test_environments_that_raise_are_shown() -> None:
     errors = {"number": 3.0, "last": "actor-0: environment rank 3 raised ValueError: stuck"}
     failing = replace(VIEW, status={**STATUS, "environment_errors": errors})

@@ -14,6 +14,7 @@ from rlsrl.api.reasons import (
     ENVIRONMENT_ERRORS,
     FINISHED,
     GANG_COMPLETE,
+    NON_FINITE_VALUES,
     PROGRESSING,
     READY,
     ROLLED_BACK,
@@ -237,6 +238,39 @@ def test_the_message_says_why_versions_are_not_stored(reason: object, told: str)
     assert said.message == f"the last 2 scheduled versions could not be stored: {told}"
 
 
+LATE = "version 1.9 was due 95 s ago and is not stored yet"
+FAILED = {"number": 2.0, "last": "evaluator-0: 1.8: [Errno 28] No space left on device"}
+FAILED_TEXT = f"the newest 2 evaluations failed, the last of {FAILED['last']}"
+
+
+@pytest.mark.parametrize(
+    ("late", "failed", "unstored", "reason", "message"),
+    [
+        (LATE, None, 0, "StoredLate", f"the store is slow: {LATE}"),
+        ("", None, 0, "Stored", "versions are stored as scheduled"),
+        (7, 7, 0, "Stored", "versions are stored as scheduled"),
+        (None, FAILED, 0, "EvaluationsFailed", FAILED_TEXT),
+        (LATE, FAILED, 0, "StoredLate", f"the store is slow: {LATE}; {FAILED_TEXT}"),
+        (
+            LATE,
+            FAILED,
+            1,
+            "NotStored",
+            f"the last 1 scheduled versions could not be stored: the trainer's log has the error; {FAILED_TEXT}",
+        ),
+    ],
+)
+def test_a_slow_store_and_failed_evaluations_are_reported(
+    late: object, failed: object, unstored: int, reason: str, message: str
+) -> None:
+    reported = {"totals": {"unstored_versions": unstored, "late_version": late}, "failed_evaluations": failed}
+    said = condition(with_numbers(ExperimentStatus(), reported, generation=1, now=NOW), DURABLE)
+    assert said is not None
+    assert (said.reason, said.message) == (reason, message)
+    assert said.status == ("True" if reason == "Stored" else "False")
+    assert is_trouble(reason) is (reason != "Stored")
+
+
 INFO = {"won": {"mean": 0.93333, "count": 120.0}, "never": {"mean": None, "count": 0.0}}
 
 
@@ -321,6 +355,23 @@ def test_errors_of_environments_are_reported_from_then_on(errors: dict[str, Any]
         assert condition(well, ENVIRONMENT_ERRORS) is None
 
 
+def test_values_that_are_not_finite_are_reported_from_then_on() -> None:
+    last = "actor-0: environment rank 3: reward is nan at step 50 of its episode"
+    status = with_numbers(
+        ExperimentStatus(), {"non_finite_steps": {"number": 7.0, "last": last}}, generation=1, now=NOW
+    )
+    status = with_numbers(status, {"non_finite_steps": None}, generation=1, now=later(60))
+    said = condition(status, NON_FINITE_VALUES)
+    assert said is not None
+    assert (said.status, said.reason, said.last_transition_time) == ("True", "Dropped", stamp(NOW))
+    assert said.message == (
+        "NaN or infinity in 7 steps or resets of environments since their actors started; none of them is trained, and "
+        f"training goes on; the last of {last}"
+    )
+    well = with_numbers(ExperimentStatus(), {"non_finite_steps": None}, generation=1, now=NOW)
+    assert condition(well, NON_FINITE_VALUES) is None
+
+
 def test_numbers_change_nothing_else() -> None:
     before = with_ready(ExperimentStatus(phase="Running"), "True", "Ready", now=NOW)
     told = with_numbers(before, {"totals": {"env_steps": 8, "unstored_versions": 1}}, generation=1, now=NOW)
@@ -344,6 +395,12 @@ NO_STEP = "no environment step and no training step for 61 s"
             "False",
             "Stalled",
             f"{NO_STEP}: {CALL['text']}; {WAIT}",
+        ),
+        (
+            {"stall": {"seconds": 61.2, "reasons": ["trainer-0 has not answered for 61 s"]}},
+            "False",
+            "Stalled",
+            f"{NO_STEP}: trainer-0 has not answered for 61 s",
         ),
         ({"stall": {"seconds": 61.2, "reasons": [3, None]}}, "False", "Stalled", NO_STEP),
         ({"stall": {"seconds": 61.2}}, "False", "Stalled", NO_STEP),
@@ -452,6 +509,9 @@ def test_a_missing_status_is_empty(document: dict[str, Any]) -> None:
     assert read(document) == ExperimentStatus()
 
 
+HANG = "rlsrl: environment rank 3 was in step for 30 s (environment.stepSeconds): the actor was ended"
+
+
 def context() -> ExperimentContext:
     document = minimal()
     document["spec"] |= {"trainers": {"replicas": 2}, "bufferWorkers": {}}
@@ -480,6 +540,14 @@ ALL_READY = [pod("coordinator"), pod(), pod(index=1), pod("buffer"), pod("actor"
             "Running",
             "ImagePullBackOff",
             f'actor 0/1 ready: a-actor-0, since {CREATED}: Back-off pulling image "registry.example/learner:1"',
+        ),
+        (
+            "Running",
+            "True",
+            [*ALL_READY[:-1], pod("actor", ready=False, last_state=ended(12, f"a log line\n{HANG}"), restarts=1)],
+            "Running",
+            "Restarting",
+            f"actor 0/1 ready: a-actor-0 ended: Error, exit code 12: {HANG}",
         ),
         ("Running", "False", ALL_READY, "Starting", "Ready", "every pod is ready"),
         ("Succeeded", "True", ALL_READY[:1], "Succeeded", "Finished", "the experiment has finished"),

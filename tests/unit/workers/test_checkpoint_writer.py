@@ -24,7 +24,7 @@ from rlsrl.runtime.pipe import PipeClosed
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.memory_parameter_db import MemoryParameterDB
 from rlsrl.testing.waiting import until
-from rlsrl.workers.checkpoints import QUEUED, CheckpointWriter, Unstored
+from rlsrl.workers.checkpoints import LATE_SECONDS, QUEUED, CheckpointWriter, Unstored
 from rlsrl.workers.training import Checkpoint
 
 DEADLINE_SECONDS = 30.0
@@ -46,9 +46,12 @@ class Disk(MemoryParameterDB):
         self.gate = threading.Event()
         self.gate.set()
         self.writing = threading.Event()
+        self.meanwhile: dict[int, Callable[[], object]] = {}
+        """By step: called while that version is written."""
 
     def push(self, policy: str, parameters: Parameters, **arguments: Any) -> None:
         self.writing.set()
+        self.meanwhile.get(parameters.version.step, lambda: None)()
         assert self.gate.wait(DEADLINE_SECONDS)
         if self.full or parameters.version.step in self.refused:
             raise OSError(self.code, os.strerror(self.code))
@@ -279,6 +282,68 @@ def test_training_waits_for_a_slow_disk() -> None:
     assert not last.is_alive()
     desk.writer.close(DEADLINE_SECONDS)
     assert desk.db.steps() == [*range(1, 2 + QUEUED), 9]
+
+
+def test_a_version_is_late_if_it_is_not_stored_a_minute_after_it_was_due_and_the_next_is_due() -> None:
+    clock = ManualClock()
+    desk = Desk(clock=clock).started()
+    desk.db.gate.clear()
+    desk.writer.store(checkpoint(1))
+    assert desk.db.writing.wait(DEADLINE_SECONDS)
+    clock.advance(LATE_SECONDS + 30)
+    assert desk.writer.late == "", "it is still the newest: the schedule asks for no other"
+    desk.writer.store(checkpoint(2))
+    assert desk.writer.late == "version 1.1 was due 90 s ago and is not stored yet"
+    desk.db.gate.set()
+    until(lambda: desk.writer.late == "", "the second is stored, too")
+    assert desk.db.steps() == [1, 2]
+    desk.writer.close(DEADLINE_SECONDS)
+
+
+def test_a_late_version_is_reported_until_one_is_stored_in_time() -> None:
+    clock = ManualClock()
+    desk, texts = Desk(clock=clock).started(), list[str]()
+    desk.db.meanwhile[2] = lambda: desk.writer.store(checkpoint(3))
+    desk.db.meanwhile[3] = lambda: texts.append(desk.writer.late)
+    desk.db.gate.clear()
+    for step in (1, 2):
+        desk.writer.store(checkpoint(step))
+        assert desk.db.writing.wait(DEADLINE_SECONDS)
+    clock.advance(LATE_SECONDS)
+    assert desk.writer.late == ""
+    clock.advance(1.0)
+    assert desk.writer.late == "version 1.1 was due 61 s ago and is not stored yet"
+    desk.db.gate.set()
+    until(lambda: desk.db.steps() == [1, 2, 3], "all are stored")
+    until(lambda: desk.writer.late == "", "the third is stored in time")
+    assert texts == ["version 1.2 was stored 61 s after it was due"]
+    desk.writer.close(DEADLINE_SECONDS)
+
+
+def test_a_failing_store_is_not_late() -> None:
+    clock = ManualClock()
+    desk = Desk(clock=clock).started()
+    desk.db.full = True
+    desk.writer.store(checkpoint(1))
+    until(lambda: desk.writer.num_unstored == 1, "a failure")
+    desk.db.gate.clear()
+    desk.db.writing.clear()
+    assert desk.db.writing.wait(DEADLINE_SECONDS), "another attempt"
+    clock.advance(10 * LATE_SECONDS)
+    desk.writer.store(checkpoint(2))
+    assert desk.writer.late == ""
+    desk.db.gate.set()
+    desk.writer.close(DEADLINE_SECONDS)
+
+
+def test_a_store_that_hangs_at_the_end_is_named() -> None:
+    desk = Desk().started()
+    desk.db.gate.clear()
+    desk.writer.store(checkpoint(1))
+    assert desk.db.writing.wait(DEADLINE_SECONDS)
+    with pytest.raises(TimeoutError, match=r"not stored within 0\.01 s: the store is too slow, or it hangs"):
+        desk.writer.close(0.01)
+    desk.db.gate.set()
 
 
 def test_a_superseded_attempt_ends_the_trainer() -> None:

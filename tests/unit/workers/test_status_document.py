@@ -12,7 +12,8 @@ from rlsrl.workers.ledger_copies import LedgerCopies
 from rlsrl.workers.long_calls import WorkerCall
 from rlsrl.workers.status import (
     ERRORS,
-    LAST_ERROR,
+    FAILED_EVALUATIONS,
+    NON_FINITE,
     ExperimentInfo,
     Member,
     MemberReport,
@@ -96,6 +97,7 @@ def test_the_totals_are_those_of_rank_0() -> None:
         "env_steps_per_second": 50.0,
         "episode_info": None,
         "unstored_reason": None,
+        "late_version": None,
         "rollback": None,
     }
 
@@ -173,8 +175,8 @@ def test_errors_of_environments_are_counted_with_the_last_of_the_actor_with_most
         return build_status(EXPERIMENT, members, NO_PAGES, now=0.0)["environment_errors"]
 
     well = member("actor", 2)
-    few = member("actor", 0, stats={ERRORS: 1.0}, texts={LAST_ERROR: "environment rank 0 raised ValueError"})
-    most = member("actor", 1, stats={ERRORS: 4.0}, texts={LAST_ERROR: "environment rank 9 raised OSError"})
+    few = member("actor", 0, stats={ERRORS: 1.0}, texts={ERRORS: "environment rank 0 raised ValueError"})
+    most = member("actor", 1, stats={ERRORS: 4.0}, texts={ERRORS: "environment rank 9 raised OSError"})
     assert errors(well, member("trainer", stats={ERRORS: 7.0})) is None
     expected = {"number": 5.0, "last": "actor-1: environment rank 9 raised OSError"}
     assert errors(few, most, well) == expected
@@ -183,6 +185,19 @@ def test_errors_of_environments_are_counted_with_the_last_of_the_actor_with_most
         "number": 1.0,
         "last": "actor-0: its log has the error",
     }
+
+
+def test_other_failures_that_end_no_worker_are_counted_by_the_role_that_reports_them() -> None:
+    members = [
+        member("actor", stats={NON_FINITE: 7.0, FAILED_EVALUATIONS: 3.0}, texts={NON_FINITE: "reward is nan"}),
+        member("evaluator", stats={FAILED_EVALUATIONS: 2.0}, texts={FAILED_EVALUATIONS: "1.9: disk full"}),
+    ]
+    document = build_status(EXPERIMENT, members, NO_PAGES, now=0.0)
+    assert document["non_finite_steps"] == {"number": 7.0, "last": "actor-0: reward is nan"}
+    assert document["failed_evaluations"] == {"number": 2.0, "last": "evaluator-0: 1.9: disk full"}
+    assert document["environment_errors"] is None
+    stored = replace(members[1], report=MemberReport(stats={FAILED_EVALUATIONS: 0.0}))
+    assert build_status(EXPERIMENT, [stored], NO_PAGES, now=0.0)["failed_evaluations"] is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rlsrl.api.resolved import TrainerConfig
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.terminal import TERMINAL_KEY, WITHDRAWN_KEY, failure_of, withdrawn_failure
-from rlsrl.testing.contexts import make_context
+from rlsrl.testing.contexts import RecordingSession, make_context
 from rlsrl.testing.parameter_dbs import make_parameters, make_state
 from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.trainer import TrainerWorker
@@ -71,6 +71,48 @@ def test_the_end_of_training_is_no_request_to_exit(tmp_path: Path) -> None:
         trainer.configure(config)
     assert trainer.exiting
     assert asked == [False, True, True]
+
+
+class Checkpoints:
+    """A checkpoint writer with one text about a late version at each poll, which then ends the trainer."""
+
+    def __init__(self, *texts: str) -> None:
+        self._texts = iter(texts)
+
+    def start(self) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+    @property
+    def late(self) -> str:
+        if (text := next(self._texts, None)) is None:
+            raise Built
+        return text
+
+
+def test_a_late_version_is_reported_when_the_text_changes(tmp_path: Path) -> None:
+    config = resolve(load_text(TEXT), local_placement(run_uid="0f3a", run_folder=tmp_path)).trainer
+    session = RecordingSession()
+
+    def nothing(*_: object, **__: object) -> list[Any]:
+        return []
+
+    def build(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(
+            training=SimpleNamespace(start=nothing),
+            consumer=SimpleNamespace(receive=nothing, outstanding=()),
+            buffer=SimpleNamespace(put=nothing),
+            checkpoints=Checkpoints("", "1.9 is late", "1.9 is late", "", ""),
+        )
+
+    trainer = TrainerWorker(make_context("trainer", tmp_path / "ledger", join_session=session), build=build)
+    trainer.configure(config)
+    trainer.start()
+    with pytest.raises(Built):
+        trainer.run()
+    assert session.reported("texts") == [{"late_version": "1.9 is late"}, {"late_version": ""}]
 
 
 WITHDRAWN = "150 of the last 200"

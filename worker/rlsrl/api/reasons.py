@@ -19,6 +19,7 @@ ConditionType = Literal[
     "GangComplete",
     "Progressing",
     "EnvironmentErrors",
+    "NonFiniteValues",
     "Durable",
     "RolledBack",
     "VolumeIntact",
@@ -30,6 +31,7 @@ READY: Final = "Ready"
 GANG_COMPLETE: Final = "GangComplete"
 PROGRESSING: Final = "Progressing"
 ENVIRONMENT_ERRORS: Final = "EnvironmentErrors"
+NON_FINITE_VALUES: Final = "NonFiniteValues"
 DURABLE: Final = "Durable"
 ROLLED_BACK: Final = "RolledBack"
 VOLUME_INTACT: Final = "VolumeIntact"
@@ -50,7 +52,8 @@ FinishedReason = Literal[EndReason, "Retried"]
 GangReason = Literal["Starting", "Complete", "Restarting", "Suspended", "Finished"]
 ProgressReason = Literal["Progressing", "LongCall", "Stalled", "Paused", "Starting", "Queued", "Suspended", "Finished"]
 EnvironmentErrorsReason = Literal["MadeAgain"]
-DurableReason = Literal["Stored", "NotStored"]
+NonFiniteReason = Literal["Dropped"]
+DurableReason = Literal["Stored", "NotStored", "StoredLate", "EvaluationsFailed"]
 RollbackReason = Literal["OlderVersion"]
 VolumeReason = Literal["ClaimDeleting", "ClaimReplaced"]
 ReadyReason = Literal[
@@ -70,6 +73,7 @@ Reason = (
     | EnvironmentErrorsReason
     | FinishedReason
     | GangReason
+    | NonFiniteReason
     | ProgressReason
     | ReadyReason
     | RollbackReason
@@ -266,8 +270,19 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "True",
         ),
     },
+    NON_FINITE_VALUES: {
+        "Dropped": Judgement(
+            "Rewards or observations of environments were NaN or infinite, and training goes on without these steps: "
+            "each was dropped, its episode truncated, and the environment reset. The message has the number of steps "
+            "and resets, and the last value, with the rank of its environment.",
+            "Correct the environment. `kubectl rlsrl logs NAME` names each environment that had such values: "
+            "`environment_fault`. If no environment gives a finite step `environment.maxNonFinite` times in a row, the "
+            "experiment fails.",
+            "True",
+        ),
+    },
     DURABLE: {
-        "Stored": Judgement("All scheduled versions are stored.", "Nothing.", "True"),
+        "Stored": Judgement("All scheduled versions are stored, in time.", "Nothing.", "True"),
         "NotStored": Judgement(
             "Training continues, but the last versions could not be stored, for example because a volume is full or a "
             "bucket is read-only. The message has the store's error: of a full volume also the path, and the bytes "
@@ -275,6 +290,22 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "end of training, it waits for `parameters.retryLastSeconds` until its last version can be stored.",
             "Free space on the volume or enlarge its claim, or allow writes to the bucket. The newest version is then "
             "stored within ten seconds.",
+            "False",
+        ),
+        "StoredLate": Judgement(
+            "The store is slow: a version was not stored a minute after it was due, when the next one was due, too. "
+            "The message names the version. If two versions are due, training waits for the store. A trainer that "
+            "restarts now continues from the newest stored version.",
+            "Look at the latency of the volume or the bucket, and at the coordinator's log "
+            "(`kubectl rlsrl logs NAME --role coordinator`). If the store is meant to be so slow, store versions less "
+            "often: `parameters.everySeconds` or `parameters.everySteps`.",
+            "False",
+        ),
+        "EvaluationsFailed": Judgement(
+            "Versions are stored, but the store failed to read or to write the last evaluations, whose results are "
+            "lost. The message has their number, and the store's error for the last one. Training goes on.",
+            "Free space on the volume or enlarge its claim, or allow reads and writes of the bucket. Later evaluations "
+            "are then stored.",
             "False",
         ),
     },
@@ -367,7 +398,7 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
     },
 }
 """By condition."""
-FACTS: frozenset[ConditionType] = frozenset({ENVIRONMENT_ERRORS, ROLLED_BACK})
+FACTS: frozenset[ConditionType] = frozenset({ENVIRONMENT_ERRORS, NON_FINITE_VALUES, ROLLED_BACK})
 """Conditions that report what happened while training went on. They are no problems; `why` shows them below those."""
 QUIET: frozenset[str] = frozenset(
     {

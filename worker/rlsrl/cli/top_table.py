@@ -11,15 +11,13 @@ from rlsrl.local.worker_report import (
     activity,
     busy,
     counted,
-    failing_environments,
-    hold_ups,
     mapping,
     number,
     objects,
     reports_of,
     shown,
     state,
-    unstored,
+    troubles,
     version,
     waits,
     works,
@@ -49,7 +47,7 @@ def top_table(document: StatusDocument, *, whole: bool = False) -> str:
         rows += [_worker(report) for report in listed]
         if rest := len(reports) - len(listed):
             rows.append(("", "", f"and {rest} more", *[""] * (len(HEADER) - 3)))
-    head = "\n".join([_experiment(document), *hold_ups(document), *failing_environments(document)])
+    head = "\n".join([_experiment(document), *troubles(document)])
     return printable(f"{head}\n\n{columns([HEADER, *rows])}")
 
 
@@ -68,7 +66,7 @@ def _experiment(document: StatusDocument) -> str:
         "lag": ("policy_lag", "g"),
     }
     figures = [f"{label} {shown(totals, name, style)}" for label, (name, style) in labels.items()]
-    figures += [f"version {version(totals)}", *unstored(totals)]
+    figures.append(f"version {version(totals)}")
     return f"{document.get('experiment', '')}: {document.get('phase', UNKNOWN)}, {', '.join(figures)}"
 
 

@@ -104,7 +104,7 @@ class EnvironmentFaults:
         fleet_row: FleetRow | None = None,
         error_budget: int = ERROR_BUDGET,
         on_fault: Callable[[FaultReason], None] = lambda _: None,
-        on_error: Callable[[int, str], None] = lambda *_: None,
+        on_own_fault: Callable[[FaultReason, int, str], None] = lambda *_: None,
         log: structlog.stdlib.BoundLogger = _log,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -116,7 +116,8 @@ class EnvironmentFaults:
             fleet_row: Counts the faults of all actors; None: this actor is the only one.
             error_budget: Errors of one environment after which it is made again.
             on_fault: Called with the reason of each fault.
-            on_error: Called at each error with the number of errors of all environments, and a line about this one.
+            on_own_fault: Called at each fault that is the environment's own, so not for ``vector_reset``: with its
+                reason, the number of faults of all environments with this reason, and a line about this one.
             log: Gets the first fault of each environment, then at most one every ``REPEAT_SECONDS``.
             now: The time in seconds.
         """
@@ -130,11 +131,12 @@ class EnvironmentFaults:
         self._fleet_row = fleet_row or FleetRow()
         self._error_budget = error_budget
         self._on_fault = on_fault
-        self._on_error = on_error
+        self._on_own_fault = on_own_fault
         self._log = log
         self._now = now
         self._lock = threading.Lock()
         self._num_dropped = 0
+        self._num_non_finite = 0
         self._num_errors = 0
         self._errors: dict[int, _Errors] = {}
         """By the first rank of those that are made again together."""
@@ -162,10 +164,12 @@ class EnvironmentFaults:
         with self._lock:
             self.num_in_a_row += 1
             self.num_faults += 1
+            self._num_non_finite += 1
             self._num_dropped += found.step > 0
             self._warn(found)
-            num_rows, in_a_row = self._num_rows, self.num_in_a_row
+            num_rows, in_a_row, num_non_finite = self._num_rows, self.num_in_a_row, self._num_non_finite
         self._on_fault("non_finite")
+        self._on_own_fault("non_finite", num_non_finite, str(found))
         self._fleet_row.report(num_rows, in_a_row)
         limit = self._max_non_finite
         if limit is None or in_a_row * _ASKING_SHARE < limit:
@@ -211,7 +215,8 @@ class EnvironmentFaults:
                 "environment_fault", reason="environment_error", rank=ranks.start, step=step, error=line, **details
             )
         self._on_fault("environment_error")
-        self._on_error(num_errors, f"{line} (error {errors.number} of {_described(ranks)})")
+        described = f"{line} (error {errors.number} of {_described(ranks)})"
+        self._on_own_fault("environment_error", num_errors, described)
         if errors.spent.amount > self._error_budget:
             raise EnvironmentFailed(
                 f"{errors.first}; it is not made again after error {self._error_budget + 1} "

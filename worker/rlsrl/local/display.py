@@ -19,7 +19,7 @@ from rich.live import Live
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import ProcessState
 from rlsrl.local.view import RunView, line, render
-from rlsrl.local.worker_report import hold_ups, mapping, unstored
+from rlsrl.local.worker_report import hold_ups, store_failures
 
 StatusSource = Callable[[], tuple[Mapping[str, Any] | None, float]]
 """Returns the newest status (None before the first) and its age in seconds."""
@@ -75,7 +75,7 @@ class LineDisplay:
     def show(self, processes: Sequence[ProcessState], *, last: bool = False) -> None:
         """Print the view in one line if a line is due or the last one, or if an alarm begins, ends or changes."""
         view = self._viewer.view(processes)
-        alarm = [_NUMBERS.sub("", text) for text in unstored(mapping(view.status, "totals"))]
+        alarm = [_NUMBERS.sub("", text) for text in store_failures(view.status)]
         alarm += ["hold-up"] if hold_ups(view.status) else []
         if not last and alarm == self._alarm and view.elapsed_seconds < self._next_line_at:
             return

@@ -23,15 +23,13 @@ from rlsrl.local.worker_report import (
     activity,
     busy,
     counted,
-    failing_environments,
-    hold_ups,
     mapping,
     number,
     objects,
     reports_of,
     shown,
     state,
-    unstored,
+    troubles,
     version,
     waits,
 )
@@ -134,8 +132,7 @@ def line(view: RunView) -> str:
     not_running = [f"{row.name} {row.state}" for row in rows(view) if row.state not in ("running", "ending", "ended")]
     if not_running and view.status is not None:
         parts.append(", ".join(not_running))
-    parts += hold_ups(view.status)
-    parts += failing_environments(view.status)
+    parts += troubles(view.status)
     if view.status_age_seconds > STALE_SECONDS:
         parts.append(f"status is {view.status_age_seconds:.0f} s old")
     return " | ".join(parts)
@@ -160,7 +157,6 @@ def _figures(view: RunView) -> list[str]:
         f"lag {shown(totals, 'policy_lag', 'g')}",
         f"version {version(totals)}",
         *_evaluation(view),
-        *unstored(totals),
     ]
 
 
@@ -175,16 +171,16 @@ def render(view: RunView) -> RenderableType:
     numbers = Text(
         f"{shown(totals, 'env_steps', ',.0f')} env steps   {shown(totals, 'env_steps_per_second', ',.0f')} steps/s   "
         f"return {shown(totals, 'return_mean', '.1f')}   lag {shown(totals, 'policy_lag', 'g')}   "
-        f"version {version(totals)}" + "".join(f"   {text}" for text in (*_evaluation(view), *unstored(totals)))
+        f"version {version(totals)}" + "".join(f"   {text}" for text in _evaluation(view))
     )
-    troubles = [Text(text, "bold") for text in (*hold_ups(view.status), *failing_environments(view.status))]
+    bold = [Text(text, "bold") for text in troubles(view.status)]
     table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="dim", expand=True)
     for title in ("process", "state", "busy", "waits for", "version"):
         table.add_column(title, overflow="ellipsis", no_wrap=True, max_width=32)
     table.add_column("statistics", overflow="ellipsis", no_wrap=True, ratio=1)  # gets the remaining width
     for row in rows(view):
         table.add_row(*map(Text, (row.name, row.state, row.busy, row.waits, row.version, row.stats)))
-    return Group(head, progress, numbers, *troubles, table)
+    return Group(head, progress, numbers, *bold, table)
 
 
 def _evaluation(view: RunView) -> list[str]:

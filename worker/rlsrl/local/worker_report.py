@@ -15,6 +15,11 @@ SILENT = "silent"
 """The state of a living process whose heartbeats have stopped."""
 SHOWN_SHARE = 0.005
 """Smaller shares of the time are not shown."""
+_ENVIRONMENT_FAULTS = {
+    "environment_errors": "ENVIRONMENT ERRORS: {:,.0f}",
+    "non_finite_steps": "NAN OR INFINITY: {:,.0f} steps or resets",
+}
+"""Texts with the number of the faults of environments that the document counts, by their names there."""
 
 
 def mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
@@ -51,20 +56,40 @@ def version(values: Mapping[str, Any]) -> str:
     return str(values.get("version") or UNKNOWN)
 
 
-def unstored(totals: Mapping[str, Any]) -> list[str]:
-    """Return a text if the newest versions could not be stored; else nothing."""
-    if not (num_versions := number(totals, "unstored_versions") or 0.0):
-        return []
-    reason = totals.get("unstored_reason") or "logs: checkpoint_failed"
-    return [f"NOT STORED: the newest {num_versions:.0f} versions ({reason})"]
+def troubles(document: Mapping[str, Any] | None) -> list[str]:
+    """Return a text about each failure that ends no run: the urgent ones, then past ones."""
+    return [*store_failures(document), *hold_ups(document), *past_failures(document)]
 
 
-def failing_environments(document: Mapping[str, Any] | None) -> list[str]:
-    """Return a text if environments have raised since their actors started; else nothing."""
-    errors = mapping(document, "environment_errors")
-    if not (num_errors := number(errors, "number") or 0.0):
-        return []
-    return [f"ENVIRONMENT ERRORS: {num_errors:.0f}, the last of {errors.get('last')} (logs: environment_fault)"]
+def store_failures(document: Mapping[str, Any] | None) -> list[str]:
+    """Return a text about versions that could not be stored, or are stored late, and one about failed evaluations."""
+    totals, texts = mapping(document, "totals"), []
+    if num_versions := number(totals, "unstored_versions") or 0.0:
+        reason = totals.get("unstored_reason") or "logs: checkpoint_failed"
+        texts.append(f"NOT STORED: the newest {num_versions:.0f} versions ({reason})")
+    elif late := totals.get("late_version"):
+        texts.append(f"STORED LATE: {late}")
+    if num_evaluations := _num_failures(document, "failed_evaluations"):
+        last = mapping(document, "failed_evaluations").get("last")
+        texts.append(f"EVALUATIONS FAILED: the newest {num_evaluations:,.0f}, the last of {last}")
+    return texts
+
+
+def past_failures(document: Mapping[str, Any] | None) -> list[str]:
+    """Return a text for each kind of failure after which training went on: errors of environments, values that are not
+    finite, and a resumption from an older version than the newest.
+    """
+    texts = [
+        f"{text.format(count)}, the last of {mapping(document, name).get('last')} (logs: environment_fault)"
+        for name, text in _ENVIRONMENT_FAULTS.items()
+        if (count := _num_failures(document, name))
+    ]
+    rollback = mapping(document, "totals").get("rollback")
+    return [*texts, *([f"ROLLED BACK: {rollback}"] if rollback else [])]
+
+
+def _num_failures(document: Mapping[str, Any] | None, name: str) -> float:
+    return number(mapping(document, name), "number") or 0.0
 
 
 def hold_ups(document: Mapping[str, Any] | None) -> list[str]:

@@ -33,6 +33,10 @@ UNSTORED = "unstored_versions"
 """The statistic that counts the newest consecutive checkpoints that could not be stored."""
 UNSTORED_REASON = "unstored_reason"
 """The text that says why; see ``WorkerContext.report_text``."""
+LATE_SECONDS = 60.0
+"""Time from which a version may be late: see ``CheckpointWriter.late``."""
+LATE = "late_version"
+"""The text about a late version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +57,8 @@ class _Due:
     """How many checkpoints of this life were due until this one."""
     num_permanent: int
     """How many of those are permanent, this one included."""
+    at: float
+    """Since when, in seconds on the writer's monotonic clock."""
     checkpoint: Checkpoint
 
 
@@ -109,11 +115,28 @@ class CheckpointWriter:
         self._num_due = self._num_permanent_due = 0
         self._last_stored = self._last_permanent = 0
         """``_Due.number`` and ``_Due.num_permanent`` of the newest stored checkpoint; 0 before."""
+        self._writing: _Due | None = None
+        """The checkpoint that the thread writes, or has failed to write."""
+        self._stored_late = ""
+        """A text about the last version that the thread has stored, if that was late."""
         self._closing = threading.Event()
         self._pipe: Pipe[_Due] = Pipe(QUEUED)
         self._stage: MappingThread[_Due, None] = MappingThread(
             "checkpoints", self._store_newest, upstream_queue=self._pipe
         )
+
+    @property
+    def late(self) -> str:
+        """A text about the version that is late; empty if versions are stored in time, or if the store fails.
+
+        A version is late if it is not stored ``LATE_SECONDS`` after it was due and the next one is due, too. The text
+        stays until a version is stored in time.
+        """
+        if self.num_unstored:
+            return ""
+        if (due := self._writing) is not None and (seconds := self._late_seconds(due)) is not None:
+            return f"version {due.checkpoint.parameters.version} was due {seconds:.0f} s ago and is not stored yet"
+        return self._stored_late
 
     def adopt(self, versions: ParameterVersions) -> None:
         """Use new settings from the next checkpoint on."""
@@ -194,12 +217,27 @@ class CheckpointWriter:
         """
         self._closing.set()
         self._pipe.close()
-        self._stage.join(timeout)
+        try:
+            self._stage.join(timeout)
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"the last scheduled versions were not stored within {timeout:g} s: the store is too slow, or it hangs"
+            ) from error
 
     def _due(self, checkpoint: Checkpoint) -> _Due:
         self._num_due += 1
         self._num_permanent_due += checkpoint.is_permanent
-        return _Due(number=self._num_due, num_permanent=self._num_permanent_due, checkpoint=checkpoint)
+        return _Due(
+            number=self._num_due,
+            num_permanent=self._num_permanent_due,
+            at=self._clock.monotonic(),
+            checkpoint=checkpoint,
+        )
+
+    def _late_seconds(self, due: _Due) -> float | None:
+        """Return for how long a checkpoint has been due, in seconds; None if it is not late."""
+        seconds = self._clock.monotonic() - due.at
+        return seconds if seconds > LATE_SECONDS and due.number < self._num_due else None
 
     def _store(self, due: _Due) -> None:
         """Store a checkpoint, as a permanent version if one is due since the newest stored version."""
@@ -236,12 +274,15 @@ class CheckpointWriter:
             due = self._pipe.take_newest() or due
 
     def _try_to_store(self, due: _Due) -> bool:
+        self._writing = due
         try:
             self._store(due)
         except OSError as error:
             self._report(error, due)
             return False
-        self._last_stored = due.number
+        self._writing, self._last_stored = None, due.number
+        seconds, version = self._late_seconds(due), due.checkpoint.parameters.version
+        self._stored_late = "" if seconds is None else f"version {version} was stored {seconds:.0f} s after it was due"
         return True
 
     def _retry(self, steps: deque[Callable[[], None]], due: _Due, seconds: float) -> None:

@@ -79,6 +79,10 @@ class WorkerContext:
         """Send a text for the status document to the coordinator. An empty text removes it."""
         self.join_session.report(texts={name: text})
 
+    def report_failure(self, name: str, number: int, last: str) -> None:
+        """Send the number of failures of one kind, and a text about the last. See ``rlsrl.workers.status.FAILURES``."""
+        self.join_session.report(stats={name: float(number)}, texts={name: last})
+
     def report_version(self, version: Version) -> None:
         """Report the version that this worker made or uses."""
         self.join_session.report(version=version)

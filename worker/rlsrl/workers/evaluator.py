@@ -29,6 +29,7 @@ from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.evaluation import Evaluation, EvaluationResult, EvaluationUnfinished
 from rlsrl.workers.evaluation_choice import EvaluationInterval, Share, choose
+from rlsrl.workers.status import FAILED_EVALUATIONS
 
 CHECK_SECONDS = 0.5
 """Seconds between two checks for a version to play, or for the end of the run."""
@@ -78,6 +79,8 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         self._unreachable = False
         self._done = False
         self._statistics: dict[str, float] = {}
+        self._num_failed = 0
+        """The newest consecutive evaluations that the store failed to read or to write."""
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     @property
@@ -220,11 +223,19 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
             outcome = "pruned"
         except OSError as error:
             self._context.log.exception("evaluation_not_stored", errno=error.errno)
-            outcome = "failed"
+            self._count("failed", info, error=str(error), **evaluation)
+            return
         self._count(outcome, info, best=None if best is None else str(best), **evaluation)
 
-    def _count(self, outcome: EvaluationOutcome, info: VersionInfo, **details: Any) -> None:
+    def _count(self, outcome: EvaluationOutcome, info: VersionInfo, *, error: str = "", **details: Any) -> None:
         self._context.metrics.evaluations.labels(outcome=outcome).inc()
+        if outcome == "failed":
+            self._num_failed += 1
+            self._context.report_failure(FAILED_EVALUATIONS, self._num_failed, f"{info.version}: {error}")
+        elif outcome in ("stored", "unfinished") and self._num_failed:
+            self._num_failed = 0
+            self._context.report_failure(FAILED_EVALUATIONS, 0, "")
+        details |= {"error": error} if error else {}
         self._statistics["evaluations"] = self._statistics.get("evaluations", 0.0) + 1
         self._context.log.info("evaluated", version=str(info.version), outcome=outcome, **details)
 

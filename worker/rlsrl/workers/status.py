@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from rlsrl.api.role_names import ACTOR, TRAINER
+from rlsrl.api.role_names import ACTOR, EVALUATOR, TRAINER
 from rlsrl.data.episodes import info_statistics
 from rlsrl.data.version import Version
 from rlsrl.runtime.activity import CREDIT, END_OF_TRAINING, stage_of
@@ -23,12 +23,17 @@ STALE_HEARTBEATS = 3
 """A worker counts as stale after this many heartbeat intervals of silence. Its lease expires later."""
 TOTALS = ("env_steps", "train_steps", "return_mean", "length_mean", "policy_lag", "unstored_versions")
 """Statistics of trainer rank 0 that the document shows for the whole experiment, beside those of ``info``."""
-TEXTS = ("unstored_reason", "rollback")
+TEXTS = ("unstored_reason", "late_version", "rollback")
 """Texts of trainer rank 0 that the document shows for the whole experiment."""
 ERRORS = "environment_errors"
-"""Statistic of actors: errors of their environments since the actor started."""
-LAST_ERROR = "environment_error"
-"""Text of actors: the last of these errors."""
+"""Errors of the environments of an actor since it started."""
+NON_FINITE = "non_finite_steps"
+"""Steps and resets of the environments of an actor, since it started, that gave NaN or infinity."""
+FAILED_EVALUATIONS = "failed_evaluations"
+"""The newest consecutive evaluations of an evaluator that the store failed to read or to write."""
+FAILURES = {ERRORS: ACTOR, NON_FINITE: ACTOR, FAILED_EVALUATIONS: EVALUATOR}
+"""Failures that end no worker, with the role that reports them: their number is a statistic with this name, and a text
+with the same name describes the last one. The document has both for the whole experiment."""
 NO_MORE_SAMPLES = "needs_no_more_samples"
 """Statistic of trainer rank 0: 1 while all lanes that training can still use are granted, else 0."""
 
@@ -132,7 +137,7 @@ def build_status(
         },
         "gone": [_gone(member, now) for member in everyone if not member.present],
         "environment_calls": [_call(each) for each in long_calls],
-        "environment_errors": _environment_errors(everyone),
+        **{name: _failures(everyone, role, name) for name, role in FAILURES.items()},
         "stall": None if stall is None else {"seconds": round(stall.seconds, 1), "reasons": list(stall.reasons)},
         "endpoints": dict(experiment.endpoints),
     }
@@ -214,13 +219,15 @@ def _call(found: WorkerCall) -> dict[str, Any]:
     }
 
 
-def _environment_errors(members: Iterable[Member]) -> dict[str, Any] | None:
-    """Return the number of errors of all actors' environments, and the last error of the actor with most; or None."""
-    counts = [(_finite(each.report.stats.get(ERRORS)) or 0.0, each) for each in members if each.role == ACTOR]
+def _failures(members: Iterable[Member], role: str, name: str) -> dict[str, Any] | None:
+    """Return the number of failures of that name of all workers of the role, and the last one of the worker with most;
+    None without a failure.
+    """
+    counts = [(_finite(each.report.stats.get(name)) or 0.0, each) for each in members if each.role == role]
     number, worst = max(counts, key=lambda each: each[0], default=(0.0, None))
     if worst is None or number <= 0:
         return None
-    last = worst.report.texts.get(LAST_ERROR, "its log has the error")
+    last = worst.report.texts.get(name, "its log has the error")
     return {"number": sum(number for number, _ in counts), "last": f"{worst.role}-{worst.index}: {last}"}
 
 

@@ -22,7 +22,7 @@ from rlsrl.parameters.terminal import UPDATES_SKIPPED, WITHDRAWN_KEY, terminal_r
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.build.trainer import TrainerParts, build_trainer
-from rlsrl.workers.checkpoints import UNSTORED
+from rlsrl.workers.checkpoints import LATE, UNSTORED
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.training import Checkpoint, count_discards
 
@@ -61,6 +61,8 @@ class TrainerWorker(Worker[TrainerConfig]):
         self._parts: TrainerParts | None = None
         self._db: ParameterDB | None = None
         self._terminal: Mapping[str, Any] | None = None
+        self._late = ""
+        """The reported text about a late version."""
         self._exit_requests: queue.SimpleQueue[None] = queue.SimpleQueue()
         """One item for each call of ``exit``. Signal handlers may put items, see ``Worker``."""
 
@@ -108,8 +110,14 @@ class TrainerWorker(Worker[TrainerConfig]):
         for slot in slots:
             parts.consumer.release(slot)
         parts.checkpoints.check()
+        self._report_late(parts)
         self._context.join_session.check()
         return PollResult(num_samples=sum(slot.num_transitions for slot in slots), num_batches=len(slots))
+
+    def _report_late(self, parts: TrainerParts) -> None:
+        if (late := parts.checkpoints.late) != self._late:
+            self._late = late
+            self._context.report_text(LATE, late)
 
     @override
     def _stats(self) -> Mapping[str, float]:
@@ -128,7 +136,8 @@ class TrainerWorker(Worker[TrainerConfig]):
             parts.training.stop()
             parts.training.join(STEP_DEADLINE_SECONDS)
             self._count_untrained(parts)
-            parts.checkpoints.close(DISK_DEADLINE_SECONDS)
+            with self._context.waiting("store"):
+                parts.checkpoints.close(DISK_DEADLINE_SECONDS)
             parts.training.check()
             parts.checkpoints.check()
             final = parts.training.checkpoint(is_permanent=parts.training.is_last_permanent)

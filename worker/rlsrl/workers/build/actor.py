@@ -39,7 +39,7 @@ from rlsrl.workers.build.samples import open_producer
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.env_groups import EnvGroup, LockstepEnvGroup, ThreadedEnvGroup
 from rlsrl.workers.fleet_row import ReportedFleetRow, status_reader
-from rlsrl.workers.status import ERRORS, LAST_ERROR
+from rlsrl.workers.status import ERRORS, NON_FINITE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,16 +133,15 @@ def _faults(config: ActorConfig, context: WorkerContext) -> EnvironmentFaults:
     reasons: tuple[FaultReason, ...] = get_args(FaultReason)
     counters = {reason: context.metrics.environment_faults.labels(reason=reason) for reason in reasons}
 
-    def report_error(num_errors: int, text: str) -> None:
-        context.report_stats({ERRORS: float(num_errors)})
-        context.report_text(LAST_ERROR, text)
+    def report_own(reason: FaultReason, number: int, text: str) -> None:
+        context.report_failure(ERRORS if reason == "environment_error" else NON_FINITE, number, text)
 
     status = status_reader(config.coordinator_address, context.token, context.tls)
     return EnvironmentFaults(
         max_non_finite=config.environment.max_non_finite,
         fleet_row=ReportedFleetRow(report=context.report_stats, status=status),
         on_fault=lambda reason: counters[reason].inc(),
-        on_error=report_error,
+        on_own_fault=report_own,
         log=context.log,
     )
 
