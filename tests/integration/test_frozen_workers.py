@@ -1,4 +1,7 @@
-"""A stopped process (SIGSTOP) is one failure: only it fails its liveness probe, and its kubelet restarts it."""
+"""A stopped process (SIGSTOP) is one failure: only it fails its liveness probe, and its kubelet restarts it.
+
+On one machine the run goes on without it, until somebody continues or kills it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.placement import HEALTH_PORT, HTTP_PORT
+from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk
 from rlsrl.testing.pod_fleet import PodFleet
 from rlsrl.testing.pods import Pods
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
@@ -69,6 +73,23 @@ def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     stat = Path(f"/proc/{pid}/stat")
     until(lambda: stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T", f"process {pid} has stopped")
+
+
+@pytest.mark.slow
+def test_on_one_machine_a_stopped_process_is_shown_until_it_is_continued(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    desk = Desk(tmp_path, GATED_EXPERIMENT.format(gate=gate))
+    with desk.begin() as run:
+        run.until(run.is_complete, "all processes at work")
+        actor, _ = run.workers("actor")
+        stop(actor.pid)
+        # Its lease expires; before that it is silent.
+        run.until(lambda: " gone " in desk.call("top", "live").stdout, "rlsrl top")
+        os.kill(actor.pid, signal.SIGCONT)
+        run.until(run.is_complete, "all processes at work again")
+        gate.touch()
+        assert run.wait() == 0, run.output
+    assert desk.facts().json("summary.json")["ledger"]["balanced"]
 
 
 class Gang:

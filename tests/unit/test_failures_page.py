@@ -18,12 +18,14 @@ TABLES: Mapping[str, list[dict[str, Any]]] = yaml.safe_load(
     (REPOSITORY / "docs" / "failures.yaml").read_text(encoding="utf-8")
 )
 COLUMNS = ("run", "top", "why", "condition", "alert", "exit")
+NONE = "none"
+"""A cell whose column says nothing about the failure, on purpose."""
 CELLS = [
     pytest.param(row[column], id=f"{row['what']}: {column}")
     for rows in TABLES.values()
     for row in rows
     for column in COLUMNS
-    if column in row
+    if row.get(column, NONE) != NONE
 ]
 Definitions = Mapping[str, ast.AST]
 """What a module defines at its top level, by name."""
@@ -73,4 +75,4 @@ def test_every_row_says_something() -> None:
     for rows in TABLES.values():
         for row in rows:
             assert set(row) <= {"what", *COLUMNS}, row["what"]
-            assert len(row) > 1, row["what"]
+            assert any(row.get(column, NONE) != NONE for column in COLUMNS), row["what"]
