@@ -27,17 +27,24 @@ def test_every_row_of_a_run_is_at_wandb_under_the_runs_identity(tmp_path: Path) 
         (coordinator,) = run.workers("coordinator")
         os.kill(coordinator.pid, signal.SIGKILL)
         run.until(lambda: len(files_of(desk.run_folder)) == 2, "the next life goes on with it")
+        run.until(lambda: len(rows_of(desk.run_folder)) > 1, "the learning curve has rows")
         gate.touch()
         assert run.wait() == 0, run.output
     facts = desk.facts()
     assert facts.leftovers() == []
     assert facts.json("summary.json")["restarts"] == {"coordinator": 1}
-    kept = [json.loads(line) for line in (desk.run_folder / "metrics.jsonl").read_text().splitlines()]
+    kept = rows_of(desk.run_folder)
     paths = files_of(desk.run_folder)
     assert {path.name for path in paths} == {f"run-{facts.run_uid}.wandb"}
     shown = [row for path in paths for row in history(path)]
     assert len(shown) > 1
     assert shown == [{"train_step": row["step"], "attempt": 1, **row["scalars"]} for row in kept]
+
+
+def rows_of(run_folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of the learning curve."""
+    curve = run_folder / "metrics.jsonl"
+    return [json.loads(line) for line in curve.read_text().splitlines()] if curve.exists() else []
 
 
 def files_of(run_folder: Path) -> list[Path]:
