@@ -584,6 +584,11 @@ def with_few_pods(rng: random.Random, document: JsonDocument) -> JsonDocument:
     for role in ("policyWorkers", "evaluators"):
         if role in spec:
             spec[role]["replicas"] = rng.randint(1, 3)
+    # Values for each environment fix the number of environments, which most edits change.
+    by_rank = spec["environment"].get("kwargsByRank", {})
+    by_rank.pop("each", None)
+    if not by_rank:
+        spec["environment"].pop("kwargsByRank", None)
     gang = {**document, "spec": {**spec, "trainers": {**spec["trainers"], "replicas": 2}}}
     document = as_sent(gang if rng.random() < 0.5 and is_legal(gang) else document)
     return {**document, "metadata": {"name": "a"}}
