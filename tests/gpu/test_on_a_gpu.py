@@ -51,7 +51,11 @@ KINDS: dict[str, tuple[Callable[..., Any], EnvSpec, Mapping[str, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def own_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Start without compiled code, and end every compiling process."""
+    """Start without compiled code, and end every compiling process.
+
+    PyTorch's convolutions on a GPU use TF32 by default, whose 10 bits would hide errors of our own.
+    """
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
     assert device_for("cuda", field="f") == GPU
