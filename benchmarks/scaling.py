@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py                  # measure (40 minutes), fit, predict, print what saturates
     python benchmarks/scaling.py --keep           # and keep the points, and the costs that `rlsrl size` uses
-    python benchmarks/scaling.py --points FILE    # with the points of FILE; measures and writes FILE if it is missing
+    python benchmarks/scaling.py --points FILE    # with the points of FILE; measures and adds what it lacks
 
 The grid is 1, 2 and 4 actors x 0, 1 and 2 policy workers x 1 and 2 trainer ranks x a fast and a slow environment. A few
 more settings each have one feature: compiled training steps, environment threads, an evaluator, a lent core.
@@ -37,6 +37,7 @@ from scaling_points import (
     QUIET_CORES,
     STEP_SECONDS,
     Point,
+    Sample,
     Setting,
     measure,
 )
@@ -103,14 +104,14 @@ def workloads(
 
 
 def _workload(setting: Setting, speed: EnvironmentSpeed, hardware: Hardware) -> Workload:
-    spec = load_text(json.dumps(setting.document(wall_seconds=1.0))).spec
+    spec = load_text(json.dumps(setting.document())).spec
     env_spec = environment_spec(_source(setting.environment))
     network = network_effort(torch_policy(spec.policy.network, env_spec, seed=1))
     return workload_of(spec, env_spec, environment=speed, network=network, hardware=hardware)
 
 
 def _source(environment: str) -> EnvironmentSource:
-    spec = load_text(json.dumps(Setting(environment=environment, actors=1).document(wall_seconds=1.0))).spec
+    spec = load_text(json.dumps(Setting(environment=environment, actors=1).document())).spec
     return environment_source(spec.environment)
 
 
@@ -234,14 +235,25 @@ def keep(document: Mapping[str, Any], costs: Costs) -> None:
     write(COSTS, fitted.to_json())
 
 
-def measured_document(repeats: int, window_seconds: float) -> dict[str, Any]:
-    """Measure all settings, and each environment alone."""
-    speeds = {name: measure_environment(_source(name)) for name in (*STEP_SECONDS, IMAGES)}
-    points = measure((*GRID, *FEATURES), repeats=repeats, window_seconds=window_seconds)
+def measured_document(document: Mapping[str, Any], repeats: int, window_seconds: float) -> dict[str, Any]:
+    """Return the document with all settings and environments; measure what it lacks.
+
+    Raises:
+        ValueError: it is another machine's.
+    """
+    if document and document["machine"] != _machine():
+        raise ValueError(f"the points are from a {document['machine']}, and this is a {_machine()}")
+    speeds = dict(document.get("environments", {}))
+    for name in (*STEP_SECONDS, IMAGES):
+        if name not in speeds:
+            speeds[name] = asdict(measure_environment(_source(name)))
+    known: dict[Setting, Sequence[Sample]] = dict.fromkeys((*GRID, *FEATURES), ())
+    known |= {point.setting: point.samples for point in map(Point.from_json, document.get("points", []))}
+    points = measure(known, repeats=repeats, window_seconds=window_seconds)
     return {
         "machine": _machine(),
         "date": datetime.now(UTC).date().isoformat(),
-        "environments": {name: asdict(speed) for name, speed in speeds.items()},
+        "environments": speeds,
         "points": [point.to_json() for point in points],
     }
 
@@ -255,16 +267,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--window-seconds", type=float, default=6.0)
-    parser.add_argument("--points", type=Path, help="use this file's points; written if missing")
+    parser.add_argument("--points", type=Path, help="use this file's points; the missing ones are measured and added")
     parser.add_argument("--keep", action="store_true", help="keep points and costs if all predictions are good")
     arguments = parser.parse_args()
-    if arguments.points is not None and arguments.points.exists():
-        document = json.loads(arguments.points.read_text())
-    else:
-        document = measured_document(arguments.repeats, arguments.window_seconds)
-        if arguments.points is not None:
-            write(arguments.points, document)
-            print(f"written: {arguments.points}")
+    found = arguments.points is not None and arguments.points.exists()
+    document = measured_document(
+        json.loads(arguments.points.read_text()) if found else {}, arguments.repeats, arguments.window_seconds
+    )
+    if arguments.points is not None:
+        write(arguments.points, document)
+        print(f"written: {arguments.points}")
     points = [Point.from_json(point) for point in document["points"]]
     speeds = {name: EnvironmentSpeed(**speed) for name, speed in document["environments"].items()}
     costs, worst = compare(points, speeds)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +19,8 @@ import yaml
 from environments import ATARI_ARGUMENTS
 from figures import QUIET_SHARE
 from machine import Usage, shares
+from turns import ENDED_WELL, end
+from workloads import ENDLESS_STEPS
 
 from rlsrl.local.metrics_log import read_rows, training_rows
 
@@ -26,9 +30,10 @@ IMAGES = "images"
 """The environment whose observations are stacks of four frames of Pong."""
 LANES, NUM_STEPS, MINIBATCH_SIZE = 16, 64, 256
 WARM_SECONDS = 2.0
-"""Seconds of training before a window begins."""
-FAILED_SECONDS = 120.0
-"""A run that takes so much longer than its wall time has failed."""
+"""Seconds of training before a window begins, from the first step, which waits for the compiler."""
+FAILED_SECONDS = 240.0
+"""A run that takes so much longer than its window has failed."""
+POLL_SECONDS = 0.5
 CORES = os.cpu_count() or 1
 QUIET_CORES = QUIET_SHARE * CORES
 """Cores that other programs may use beside a run that counts."""
@@ -63,7 +68,7 @@ class Setting:
         feature = f", {self.feature}" if self.feature else ""
         return f"{self.environment}, {self.actors} actors, {acting}, {self.ranks} ranks{feature}"
 
-    def document(self, *, wall_seconds: float) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Return the experiment.
 
         It hardly learns, so that the policy stays random and episodes end as often at the end as at the beginning.
@@ -76,7 +81,7 @@ class Setting:
             "actors": {"replicas": self.actors, "environmentsPerActor": LANES, "rolloutLength": NUM_STEPS},
             "trainers": {"replicas": self.ranks, "compile": "upfront" if compiled else "off"},
             "parameters": {"everySeconds": 3600},
-            "stop": {"wallSeconds": wall_seconds},
+            "stop": {"envSteps": ENDLESS_STEPS},
         }
         if self.policy_workers:
             spec["actors"]["ringSize"] = 2
@@ -84,7 +89,9 @@ class Setting:
         if self.feature == "threads":
             spec["actors"]["vectorization"] = "threads"
         if self.feature == "evaluator":
-            spec["evaluators"] = {"replicas": 1}
+            # An evaluation takes longer than the window; it begins with the first version.
+            spec["evaluators"] = {"replicas": 1, "episodesPerEnvironment": 10_000, "maxSteps": ENDLESS_STEPS}
+            spec["parameters"] = {"everySeconds": 1}
         if self.environment == IMAGES:
             spec["policy"] = {"network": {"cnn": {"precision": "bfloat16"}}}
         return {
@@ -167,12 +174,12 @@ class Point:
         )
 
 
-def measure(settings: Sequence[Setting], *, repeats: int, window_seconds: float) -> list[Point]:
-    """Run each setting once before any is run again, so that a busy moment of the machine affects all alike.
+def measure(known: Mapping[Setting, Sequence[Sample]], *, repeats: int, window_seconds: float) -> list[Point]:
+    """Run settings until each has ``repeats`` quiet runs, with those that are ``known``; at most twice as often.
 
-    Settings with fewer quiet runs than ``repeats`` are run up to twice as often.
+    Each setting is run once before any is run again, so that a busy moment of the machine affects all alike.
     """
-    samples: dict[Setting, list[Sample]] = {setting: [] for setting in settings}
+    samples = {setting: list(found) for setting, found in known.items()}
     for turn in range(2 * repeats):
         for setting, found in samples.items():
             if sum(sample.is_quiet for sample in found) >= repeats:
@@ -186,31 +193,42 @@ def measure(settings: Sequence[Setting], *, repeats: int, window_seconds: float)
 
 
 def run(setting: Setting, *, window_seconds: float) -> Sample:
-    """Run a setting once.
+    """Run a setting until its window is over, and end it as a user does.
 
     Raises:
         RuntimeError: the run failed; the text has the end of its output.
     """
-    wall_seconds = WARM_SECONDS + window_seconds
-    with tempfile.TemporaryDirectory() as folder:
-        file, run_folder = Path(folder) / "experiment.yaml", Path(folder) / "run"
-        file.write_text(yaml.safe_dump(setting.document(wall_seconds=wall_seconds)))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file, metrics, output = folder / "experiment.yaml", folder / "run" / "metrics.jsonl", folder / "out"
+        file.write_text(yaml.safe_dump(setting.document()))
         path = os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONPATH"))))
         before = Usage.now()
-        done = subprocess.run(
-            [*RUN, str(file), "--run-dir", str(run_folder)],
-            env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=wall_seconds + FAILED_SECONDS, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(f"{setting}: exit code {done.returncode}\n{done.stdout[-2000:]}")
-        _, others = shares(before, Usage.now())
-        return Sample(fps=_rate(run_folder / "metrics.jsonl"), others=others * CORES)
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                [*RUN, str(file), "--run-dir", str(folder / "run")],
+                env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stdout=stream,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        try:
+            deadline = time.monotonic() + window_seconds + FAILED_SECONDS
+            while (rate := _rate(metrics, window_seconds)) is None:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{setting}: no rate\n{output.read_text(errors='replace')[-2000:]}")
+                time.sleep(POLL_SECONDS)
+            _, others = shares(before, Usage.now())
+        finally:
+            end(process, signal.SIGINT)
+        if process.returncode not in ENDED_WELL:
+            text = output.read_text(errors="replace")[-2000:]
+            raise RuntimeError(f"{setting}: exit code {process.returncode}\n{text}")
+        return Sample(fps=rate, others=others * CORES)
 
 
-def _rate(metrics: Path) -> float:
-    """Return transitions trained a second, over whole training steps after the warm-up."""
+def _rate(metrics: Path, window_seconds: float) -> float | None:
+    """Return transitions trained a second over whole training steps, or None before the window is over."""
     rows = [row.scalars for row in training_rows(read_rows(metrics))]
-    settled = [row for row in rows if row["train_seconds"] >= WARM_SECONDS]
-    first, last = settled[0], settled[-1]
-    return (last["env_steps"] - first["env_steps"]) / (last["train_seconds"] - first["train_seconds"])
+    settled = [row for row in rows if row["train_seconds"] >= rows[0]["train_seconds"] + WARM_SECONDS]
+    if not settled or (seconds := settled[-1]["train_seconds"] - settled[0]["train_seconds"]) < window_seconds:
+        return None
+    return (settled[-1]["env_steps"] - settled[0]["env_steps"]) / seconds

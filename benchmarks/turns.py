@@ -176,7 +176,7 @@ def started(contestant: Contestant, workload: Workload, setting: Setting, *, see
         try:
             yield Running(contestant=contestant, process=process, folder=folder, began=began)
         finally:
-            _end(process, contestant.end_signal)
+            end(process, contestant.end_signal)
         if process.returncode not in ENDED_WELL:
             raise ContestantFailed(f"{contestant.name} exited with {process.returncode}:\n{end_of_output(folder)}")
         contestant.check(folder)
@@ -199,8 +199,8 @@ def ended_by_signals() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
-def _end(process: subprocess.Popen[bytes], asked_by: signal.Signals) -> None:
-    """End a contestant as a user does, then kill its session. A second signal kills at once."""
+def end(process: subprocess.Popen[bytes], asked_by: signal.Signals) -> None:
+    """End a program as a user does, then kill its session. A second signal kills at once."""
     try:
         if process.poll() is None:
             process.send_signal(asked_by)
