@@ -48,9 +48,9 @@ def environment_of(name: str) -> dict[str, Any]:
     return {"factory": "environments:make", "kwargs": {"env_id": "CartPole-v1", "step_seconds": STEP_SECONDS[name]}}
 
 
-Feature = Literal["", "compiled", "threads", "evaluator", "lent core"]
+Feature = Literal["", "compiled", "threads", "evaluator", "lent core", "four epochs"]
 """What a setting has beside the grid: compiled training steps, environment threads, an evaluator that plays all the
-time, or images whose compiled training uses an idle core."""
+time, images whose compiled training uses an idle core, or four epochs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +74,11 @@ class Setting:
         It hardly learns, so that the policy stays random and episodes end as often at the end as at the beginning.
         """
         compiled = self.feature in ("compiled", "lent core")
+        epochs = 4 if self.feature == "four epochs" else 1
         spec: dict[str, Any] = {
             "seed": 1,
             "environment": environment_of(self.environment),
-            "algorithm": {"ppo": {"learningRate": 1e-9, "epochs": 1, "minibatchSize": MINIBATCH_SIZE}},
+            "algorithm": {"ppo": {"learningRate": 1e-9, "epochs": epochs, "minibatchSize": MINIBATCH_SIZE}},
             "actors": {"replicas": self.actors, "environmentsPerActor": LANES, "rolloutLength": NUM_STEPS},
             "trainers": {"replicas": self.ranks, "compile": "upfront" if compiled else "off"},
             "parameters": {"everySeconds": 3600},
@@ -111,8 +112,10 @@ FEATURES = (
     *(Setting(environment="slow", actors=actors, feature="threads") for actors in (1, 2)),
     *(Setting(environment="fast", actors=actors, feature="evaluator") for actors in (1, 2)),
     *(Setting(environment=IMAGES, actors=actors, feature="lent core") for actors in (1, 2)),
+    *(Setting(environment=IMAGES, actors=actors) for actors in (1, 2)),
+    *(Setting(environment="fast", actors=actors, feature="four epochs") for actors in (1, 2)),
 )
-"""Settings that no cost is fitted to, except that compiled steps have costs of their own."""
+"""Settings beside the grid. The last four tell apart what the grid mixes: the costs of acting and of training."""
 
 
 @dataclass(frozen=True, kw_only=True)

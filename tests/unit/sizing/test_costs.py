@@ -23,7 +23,13 @@ def test_costs_are_read_back_as_they_were_written() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("ask_seconds", -1e-6), ("ask_seconds", float("nan")), ("full_load_speed", 0.0), ("full_load_speed", 1.1)],
+    [
+        ("ask_seconds", -1e-6),
+        ("ask_seconds", float("nan")),
+        ("full_load_speed", 0.0),
+        ("full_load_speed", 1.1),
+        ("crowded_speed", 0.0),
+    ],
 )
 def test_impossible_costs_are_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):

@@ -115,6 +115,17 @@ def test_environment_threads_wait_together_and_compute_one_after_the_other() -> 
     assert rate_of(computes) == pytest.approx(1 / 1e-4)
 
 
+def test_environment_threads_wake_up_one_after_the_other() -> None:
+    """8 environments: each computes for 0.1 ms, waits for 5 ms and wakes up in 0.5 ms; those that never wait do not."""
+    waits, computes = (
+        workload(environment=EnvironmentSpeed(step_seconds=1e-4, wait_seconds=seconds), environment_threads=True)
+        for seconds in (5e-3, 0.0)
+    )
+
+    assert rate_of(waits, wake_seconds=5e-4) == pytest.approx(8 / (5.1e-3 + 8 * 5e-4))
+    assert rate_of(computes, wake_seconds=5e-4) == pytest.approx(1 / 1e-4)
+
+
 def test_compiled_steps_have_costs_of_their_own() -> None:
     fast = {"environment": EnvironmentSpeed(step_seconds=1e-6)}
 
@@ -188,7 +199,7 @@ def test_more_actors_are_never_slower_until_something_saturates_and_then_stay() 
 
 
 def test_a_slower_core_is_slower_by_as_much_where_it_is_the_bottleneck() -> None:
-    steady = replace(TYPICAL, full_load_speed=1.0)
+    steady = replace(TYPICAL, full_load_speed=1.0, crowded_speed=1.0)
     fast, slow = (estimate(workload(hardware=Hardware(cores=cores)), steady) for cores in (1.0, 0.5))
 
     assert slow.env_steps_a_second == pytest.approx(fast.env_steps_a_second / 2, rel=0.02)
@@ -244,6 +255,31 @@ def demand(computing: float, *, workers: int = 1, waiting: float = 0.0) -> Deman
 )
 def test_cores_are_shared_equally_until_the_last_is_done(cores: float, found: list[Demand], seconds: float) -> None:
     assert shared_seconds(found, cores=cores) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_processes_beyond_the_cores_slow_all_down(share: float) -> None:
+    """On two cores beside two that compute all the time, a third process computes always or half of the time."""
+    others, third = demand(1.0, workers=2), demand(share, waiting=1.0 - share)
+    steady, crowded = (
+        shared_seconds([others, third], cores=2.0, full_load_speed=0.8, crowded_speed=speed) for speed in (0.8, 0.6)
+    )
+
+    assert steady == shared_seconds([others, third], cores=2.0, full_load_speed=0.8)
+    assert crowded > steady
+    if share == 1.0:
+        assert crowded == pytest.approx(1.5 / 0.6)
+
+
+def test_ranks_wait_for_each_other_without_a_core() -> None:
+    """Two ranks and 8 collective calls of a tenth of a second: 4 minibatches and 4 agreements."""
+    both = workload(num_trainers=2, environment=EnvironmentSpeed(step_seconds=1e-6), max_policy_lag=0)
+
+    calls = both.num_collective_calls
+    assert calls == both.num_minibatches + 4
+    waits = 1 / rate_of(both, reduce_wait_seconds=0.1) - 1 / rate_of(both)
+    assert waits * both.batch_transitions == pytest.approx(0.1 * calls, rel=0.01)
+    assert workload(num_trainers=1).num_collective_calls == 0
 
 
 def test_full_cores_are_slower_and_one_that_is_alone_is_not() -> None:

@@ -12,6 +12,9 @@ from typing import Any, Self
 MEASURED = "measured.json"
 """This package's data file with the measured costs, the machine and the date."""
 
+SPEEDS = ("full_load_speed", "crowded_speed")
+"""Costs that are a core's speed, as a share of its speed alone."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
@@ -60,6 +63,8 @@ class Costs:
     """One multiply-add of a forward pass, with the backward pass that belongs to it."""
     reduce_seconds: float
     """One collective call of several ranks, at each rank."""
+    reduce_wait_seconds: float
+    """A rank waits for the other ranks in one collective call; no processor time."""
     reduced_byte_seconds: float
     """One byte of the gradient that the ranks add up, at each rank."""
     load_seconds: float
@@ -72,13 +77,17 @@ class Costs:
     """The coordinator looks at one lease, for each heartbeat."""
     full_load_speed: float
     """A core's speed while all other cores of its machine are busy, as a share of its speed alone."""
+    crowded_speed: float
+    """A core's speed while one process more than the machine has cores wants to compute, as a share of its speed
+    alone: processes take turns, find the core's caches full of another's data, and wake up late."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} {value} must be finite and 0 or above")
-        if not 0 < self.full_load_speed <= 1:
-            raise ValueError(f"full_load_speed {self.full_load_speed} must be above 0 and at most 1")
+        for name in SPEEDS:
+            if not 0 < (speed := getattr(self, name)) <= 1:
+                raise ValueError(f"{name} {speed} must be above 0 and at most 1")
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:

@@ -50,7 +50,7 @@ def demands(work: Work) -> list[Demand]:
     if buffers := workload.num_buffer_workers:
         seconds = workload.batch_slots / buffers * work.relaying(lanes, workload.num_actors / buffers)
         found.append(_demand("buffer", buffers, seconds))
-    training = _demand("trainer", workload.num_trainers, _training(work))
+    training = _demand("trainer", workload.num_trainers, _training(work), waiting=work.awaiting_ranks())
     found.append(replace(training, shares_microbatches=workload.shares_microbatches))
     distributing = work.distributing(workload.num_watchers) / work.attention() * workload.versions_a_batch
     found.append(_demand("coordinator", 1, distributing))
@@ -85,9 +85,10 @@ def _step(work: Work) -> tuple[float, float]:
         between = computing + waiting + 2 * work.hop_seconds
         return computing, max(waiting, (between + _answer(work, between)) / workload.ring_size - computing)
     if workload.environment_threads:
-        # The threads compute one after the other and wait together.
+        # The threads wait together, but wake up and compute one after the other: one of them has the interpreter.
         one = work.acting_step(1)
-        return lanes * one, max(0.0, one + work.waiting_step(1) - lanes * one)
+        waking = (lanes - 1) * work.costs.wake_seconds if workload.environment.wait_seconds else 0.0
+        return lanes * one, max(0.0, one + work.waiting_step(1) - lanes * one) + waking
     return work.acting_step(lanes), work.waiting_step(lanes)
 
 

@@ -53,7 +53,12 @@ def estimate(workload: Workload, costs: Costs) -> Estimate:
 
 
 def shared_seconds(
-    found: Sequence[Demand], *, cores: float, full_load_speed: float = 1.0, always_busy: int = 0
+    found: Sequence[Demand],
+    *,
+    cores: float,
+    full_load_speed: float = 1.0,
+    crowded_speed: float | None = None,
+    always_busy: int = 0,
 ) -> float:
     """Return when the last worker is done, if all begin together and share the cores equally.
 
@@ -61,13 +66,16 @@ def shared_seconds(
         found: What the workers have to do.
         cores: Cores that they share; infinite where each worker has its own.
         full_load_speed: A core's speed while all cores are busy, as a share of its speed alone.
+        crowded_speed: The same while one process more than there are cores wants to compute; by default
+            ``full_load_speed``.
         always_busy: Other processes that compute all the time.
     """
+    speeds = (full_load_speed, full_load_speed if crowded_speed is None else min(full_load_speed, crowded_speed))
     left = [(demand, 1.0) for demand in found if demand.seconds]
     elapsed = 0.0
     while left:
         running = [demand for demand, _ in left]
-        stretch, idle = _stretch(running, cores, full_load_speed, always_busy)
+        stretch, idle = _stretch(running, cores, speeds, always_busy)
         seconds = [_seconds(demand, stretch, idle) for demand in running]
         step = min(share * full for (_, share), full in zip(left, seconds, strict=True))
         elapsed += step
@@ -84,6 +92,7 @@ def _cycle_seconds(work: Work, found: Sequence[Demand]) -> float:
     machine = {
         "cores": float("inf") if workload.hardware.cores is None else workload.hardware.cores,
         "full_load_speed": work.costs.full_load_speed,
+        "crowded_speed": work.costs.crowded_speed,
     }
     always_busy = 0 if workload.hardware.cores is None else workload.num_evaluators
     in_flight = workload.batches_in_flight
@@ -106,8 +115,14 @@ def _latency_seconds(work: Work, found: Sequence[Demand]) -> float:
     return fill + behind + 2 * work.hop_seconds
 
 
-def _stretch(running: Sequence[Demand], cores: float, full_load_speed: float, always_busy: int) -> tuple[float, float]:
-    """Return by which factor computing takes longer, and how many cores are idle."""
+def _stretch(
+    running: Sequence[Demand], cores: float, speeds: tuple[float, float], always_busy: int
+) -> tuple[float, float]:
+    """Return by which factor computing takes longer, and how many cores are idle.
+
+    ``speeds``: a core's speed when all cores are busy, and when one process more wants to compute.
+    """
+    full_load_speed, crowded_speed = speeds
 
     def occupied(stretch: float) -> float:
         shares = (
@@ -123,7 +138,8 @@ def _stretch(running: Sequence[Demand], cores: float, full_load_speed: float, al
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if occupied(middle) > cores else (low, middle)
-    return high / full_load_speed, 0.0
+    crowd = min(1.0, wanted - cores)
+    return high / (full_load_speed + (crowded_speed - full_load_speed) * crowd), 0.0
 
 
 def _seconds(demand: Demand, stretch: float, idle: float) -> float:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from rlsrl.sizing.costs import Costs
 from rlsrl.sizing.workload import Workload
 
-AGREEMENTS = 4
-"""Collective calls of a training step beside one per minibatch: two agreements and the sums of statistics."""
 LEAST_ATTENTION = 0.01
 """Share of its time that a coordinator has for weights, however many heartbeats arrive."""
 
@@ -88,10 +86,14 @@ class Work:
     def reducing(self) -> float:
         """Return each rank's seconds for the collective calls of one training step; 0 with one rank."""
         workload, costs = self.workload, self.costs
-        if workload.num_trainers == 1:
+        if not workload.num_collective_calls:
             return 0.0
-        calls = (workload.num_minibatches + AGREEMENTS) * costs.reduce_seconds
+        calls = workload.num_collective_calls * costs.reduce_seconds
         return calls + workload.num_minibatches * workload.network.weight_bytes * costs.reduced_byte_seconds
+
+    def awaiting_ranks(self) -> float:
+        """Return how long each rank waits for the others in the collective calls of one training step."""
+        return self.workload.num_collective_calls * self.costs.reduce_wait_seconds
 
     def publishing(self) -> float:
         """Return the first rank's seconds to publish a version, to shared memory or to the coordinator."""

@@ -16,6 +16,8 @@ from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.policies.effort import NetworkEffort
 
 MIB = 1 << 20
+AGREEMENTS = 4
+"""Collective calls of a training step beside one per minibatch: two agreements and the sums of statistics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,11 @@ class Workload:
     def num_minibatches(self) -> int:
         """Optimizer steps of one training step."""
         return self.epochs * self.batch_lanes * self.rollout_length // self.minibatch_size
+
+    @property
+    def num_collective_calls(self) -> int:
+        """Collective calls of one training step; 0 with one rank."""
+        return self.num_minibatches + AGREEMENTS if self.num_trainers > 1 else 0
 
     @property
     def group_lanes(self) -> float:

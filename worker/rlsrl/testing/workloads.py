@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from rlsrl.policies.effort import NetworkEffort
-from rlsrl.sizing.costs import Costs
+from rlsrl.sizing.costs import SPEEDS, Costs
 from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, Workload
 
 SMALL = Workload(
@@ -49,12 +49,14 @@ TYPICAL = Costs(
     compiled_minibatch_seconds=3e-4,
     compiled_row_seconds=4e-7,
     reduce_seconds=4e-4,
+    reduce_wait_seconds=0.0,
     reduced_byte_seconds=1e-9,
     load_seconds=4e-5,
     transfer_seconds=2e-4,
     heartbeat_seconds=1.2e-4,
     lease_scan_seconds=2e-8,
     full_load_speed=0.9,
+    crowded_speed=0.9,
 )
 """Typical costs. The package's own costs change with each measurement."""
 
@@ -80,4 +82,6 @@ def pods(num_actors: int, **changes: Any) -> Workload:
 
 def costs(**given: float) -> Costs:
     """Return costs of 0 except the given ones."""
-    return Costs(**{**dict.fromkeys((field.name for field in fields(Costs)), 0.0), "full_load_speed": 1.0, **given})
+    return Costs(
+        **{**dict.fromkeys((field.name for field in fields(Costs)), 0.0), **dict.fromkeys(SPEEDS, 1.0), **given}
+    )
