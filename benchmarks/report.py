@@ -45,6 +45,11 @@ ORIGIN = """\
 `make bench-report` makes this page from the files beside it. `make bench W=W1` writes the file of a workload, with all
 rounds, including noisy ones, and with settings, versions, machine and commit. If a commit was rewritten later, it has
 another name and the same hash of the tree `worker/`, which newer results name, too."""
+SHORT = """\
+G2 ran for two rounds only, with windows of 10 s and each peer in one setting, on an NVIDIA H200 with 16 cores
+(2026-11-26, commit 4b93b36856cd, PyTorch 2.11): rlsrl 11,327 and 11,902, Sample Factory 13,787 and 14,258, the single
+file 8,139 and 8,384, Stable-Baselines3 4,449 and 5,414. Sample Factory is faster there; the
+[roadmap](../roadmap.md) has the reason and the next step."""
 
 LEARNING = """\
 `python benchmarks/learning.py NAME` compares rlsrl, compiled and with a lag of one step, with the single file and equal
@@ -162,6 +167,7 @@ def page(measured: Measured) -> str:
         LEGEND,
         ORIGIN,
         table(results),
+        SHORT,
     ]
     if _shown(results):
         parts.append(f"![ratios]({PICTURE})")
