@@ -270,6 +270,7 @@ def test_an_environment_that_hangs(where: Namespace, recovered: Recovered) -> No
         actors={"replicas": 1, "environments": 8, "rolloutLength": 64},
     )
     assert await_reason(experiment, "Progressing", "Progressing") == "steps are taken"
+    until(lambda: experiment.status["training"].get("envStepsPerSecond"), "two training steps show a speed")
     began = time.monotonic()
     touch(experiment, "actor", "/tmp/hang")
     message = await_reason(experiment, "Progressing", "Stalled")
