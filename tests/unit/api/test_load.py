@@ -276,6 +276,36 @@ def test_whole_numbers_are_integers_however_written(written: str, read: int) -> 
             "3 steps leave some of 4 environments without any",
             "integer >= 4",
         ),
+        (
+            ["evaluators={replicas: 3, parameters: {tag: best}}"],
+            "spec.evaluators.replicas",
+            "3 evaluators would play the same episodes of one version",
+            "1, with parameters",
+        ),
+        (
+            ["evaluators={everySeconds: 3, everyVersions: 2, parameters: {tag: best}}"],
+            "spec.evaluators.parameters",
+            "which is played once, and everySeconds and everyVersions says how often",
+            "parameters without everySeconds and everyVersions",
+        ),
+        (
+            ["evaluators.parameters.tag=latest"],
+            "spec.evaluators.parameters.tag",
+            "'latest' is no tag",
+            "omit evaluators.parameters",
+        ),
+        (
+            ['evaluators.parameters.tag="2.1500"'],
+            "spec.evaluators.parameters.tag",
+            "'2.1500' is a version, not a tag",
+            'version: "2.1500"',
+        ),
+        (
+            ["evaluators.parameters={tag: best, file: /best.safetensors}"],
+            "spec.evaluators.parameters",
+            "has tag and file",
+            "exactly one of version, tag, file",
+        ),
     ],
 )
 def test_rules_across_fields(overrides: list[str], path: str, message: str, allowed: str) -> None:
@@ -285,6 +315,15 @@ def test_rules_across_fields(overrides: list[str], path: str, message: str, allo
     (problem,) = [problem for problem in caught.value.problems if problem.path == path]
     assert message in problem.message
     assert allowed in problem.allowed
+
+
+def test_a_version_without_quotes_is_a_number_and_the_error_says_so() -> None:
+    with pytest.raises(SpecError) as caught:
+        load_text(MINIMAL, overrides=["evaluators.parameters.version=1.2500"])
+
+    (problem,) = caught.value.problems
+    assert "value 1.25 has the wrong type" in problem.message
+    assert problem.nearest == 'a text, with quotes, such as "1.2500"'
 
 
 def test_all_rules_across_fields_are_checked_at_once() -> None:

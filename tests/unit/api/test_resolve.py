@@ -3,6 +3,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from rlsrl.api.live import name_of
@@ -208,6 +209,17 @@ def test_evaluators_share_environments_and_steps(evaluators: str, each: int, max
     assert (evaluator.policy_name, evaluator.parameter_store) == ("default", experiment.trainer.parameter_store)
     assert bool(experiment.warnings) == bool(warning)
     assert all(warning in text for text in experiment.warnings)
+    assert ResolvedExperiment.from_json(experiment.to_json()) == experiment
+
+
+@pytest.mark.parametrize("parameters", ['{version: "1.2500"}', "{tag: best}", "{file: /models/best.safetensors}"])
+def test_the_evaluator_gets_its_fixed_version(parameters: str) -> None:
+    experiment = resolved(f"evaluators.parameters={parameters}")
+
+    fixed = config_of(experiment, EvaluatorConfig).parameters
+    assert fixed is not None
+    assert fixed.model_dump(exclude_none=True) == yaml.safe_load(parameters)
+    assert config_of(resolved("evaluators={}"), EvaluatorConfig).parameters is None
     assert ResolvedExperiment.from_json(experiment.to_json()) == experiment
 
 

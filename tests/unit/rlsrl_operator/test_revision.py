@@ -85,6 +85,7 @@ EDITS: dict[str, tuple[dict[str, Any], OnEdit, set[str]]] = {
     "batches of policy workers": ({"policyWorkers": {"maxBatchSize": 7}}, "roll", {"policy"}),
     "policy workers": ({"policyWorkers": {"replicas": 2}}, "roll", {"policy", "actor"}),
     "evaluators": ({"evaluators": {"environments": 3}}, "roll", {"evaluator"}),
+    "fixed version": ({"evaluators": {"parameters": {"tag": "best"}}}, "roll", {"evaluator"}),
     "tracking": ({"tracking": {"wandb": {"project": "p"}}}, "roll", {COORDINATOR}),
     "lag": ({"pacing": {"maxPolicyLag": 3}}, "gang", {TRAINER}),
     "epochs": ({"algorithm": {"ppo": {"epochs": 2}}}, "gang", {TRAINER}),

@@ -157,7 +157,7 @@ def _explained(document: Document, details: ErrorDetails) -> Iterator[Problem]:
                 message=f"{'key' if is_key else 'value'} {show_value(value)} {_WRONG.get(kind, 'has the wrong type')}",
                 value=value,
                 allowed=_allowed_key(path) if is_key else allowed_at(path),
-                nearest=_unquoted_choice(details),
+                nearest=_unquoted_choice(details) or _unquoted_text(details, path),
             )
 
 
@@ -181,6 +181,16 @@ def _unquoted_choice(details: ErrorDetails) -> str:
     words = (("on", "yes") if value else ("off", "no")) if isinstance(value, bool) else ()
     expected = details.get("ctx", {}).get("expected", "")
     return next((f'"{word}", with quotes' for word in words if f"'{word}'" in expected), "")
+
+
+def _unquoted_text(details: ErrorDetails, path: Path) -> str:
+    """Return how to write a text that YAML reads as a number without quotes, or an empty text."""
+    value, field = details["input"], find(path)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if details["type"] != "string_type" or not is_number or field is None:
+        return ""
+    examples = field.schema.get("examples", [value])
+    return f'a text, with quotes, such as "{examples[0]}"'
 
 
 def _unknown_field(place: SourcePosition, path: Path, value: Any = None) -> Problem:

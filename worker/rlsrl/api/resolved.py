@@ -14,7 +14,17 @@ from typing_extensions import override
 
 from rlsrl.api.model import INTEGRAL, LIVE, Model
 from rlsrl.api.role_names import ACTOR, BUFFER, EVALUATOR, POLICY, TRAINER
-from rlsrl.api.spec import CompileMode, Device, Environment, Network, ParameterVersions, PpoSpec, Stop, Wandb
+from rlsrl.api.spec import (
+    CompileMode,
+    Device,
+    Environment,
+    FixedVersion,
+    Network,
+    ParameterVersions,
+    PpoSpec,
+    Stop,
+    Wandb,
+)
 from rlsrl.api.spread import spread_environments
 
 PositiveInteger = Annotated[int, Field(ge=1), INTEGRAL]
@@ -355,6 +365,8 @@ class EvaluatorConfig(RoleConfig):
     """Seconds from the version that one evaluator plays to the next that it plays; None: no such interval."""
     every_versions: PositiveInteger | None = None
     """Number of versions of its share from the one that an evaluator plays to the next; None: no such interval."""
+    parameters: FixedVersion | None = None
+    """The one version that is played; None: the versions of the run as training stores them."""
     greedy: bool
     """Whether the most probable action is taken instead of a sampled one."""
     policy_name: str

@@ -224,6 +224,7 @@ def evaluator_config(context: ResolutionContext) -> EvaluatorConfig:
         max_steps_per_environment=spread.max_steps_per_environment,
         every_seconds=evaluators.every_seconds,
         every_versions=evaluators.every_versions,
+        parameters=evaluators.parameters,
         greedy=evaluators.greedy,
         policy_name=POLICY_NAME,
         parameter_store=context.placement.reached_store(context.experiment),

@@ -104,6 +104,8 @@ EXAMPLES = {
     "spec.parameters.store.filesystem.storageClassName": "standard",
     "spec.trainers.gpuResource": "amd.com/gpu", "spec.security.tlsSecret": "certificates",
     "spec.tracking.wandb.project": "my-project", "spec.tracking.wandb.entity": "my-team",
+    "spec.evaluators.parameters.version": "1.2500", "spec.evaluators.parameters.tag": "best",
+    "spec.evaluators.parameters.file": "/models/best.safetensors",
 }  # fmt: skip
 """Valid strings for fields with a pattern. All factories use the same string."""
 
@@ -265,8 +267,12 @@ def variation(rng: random.Random) -> JsonDocument:
     elif "bufferWorkers" in spec:
         divisors = [number for number in range(1, num_actors + 1) if num_actors % number == 0]
         spec["bufferWorkers"] = {"replicas": rng.choice(divisors)}
-    if "maxSteps" in spec.get("evaluators", {}):
-        spec["evaluators"]["maxSteps"] = rng.randint(65_536, 10**9)
+    if "maxSteps" in (evaluators := spec.get("evaluators", {})):
+        evaluators["maxSteps"] = rng.randint(65_536, 10**9)
+    if "parameters" in evaluators:
+        # Half of the documents follow training: fields of both kinds are covered.
+        for name in rng.choice([("parameters",), ("replicas", "everySeconds", "everyVersions")]):
+            evaluators.pop(name, None)
     if "each" in spec["environment"].get("kwargsByRank", {}):
         spec["environment"]["kwargsByRank"]["each"] = {"shard": [{"files": [number]} for number in range(total)]}
     return document
@@ -433,10 +439,19 @@ def _vectorize(document: JsonDocument, rng: random.Random) -> None:
     mapping[name] = value
 
 
+def _fix_a_version(document: JsonDocument, rng: random.Random) -> None:
+    """Let evaluators play one version, with a field that may exclude it, or with a tag that may be none."""
+    tag = rng.choice(["best", "latest", "2.1500", "v2.1500"])
+    name, value = rng.choice([("replicas", rng.randint(1, 2)), ("everySeconds", 5), ("everyVersions", 2)])
+    document["spec"]["evaluators"] = {"parameters": {"tag": tag}, name: value}
+
+
 _CHANGES = (
     _change_a_value, _misspell, _leave_out, _add, _give_another_member, _break_arithmetic, _leave_the_end_open,
-    _vectorize,
+    _vectorize, _fix_a_version, _break_arithmetic,
 )  # fmt: skip
+"""The rules that arithmetic breaks are the most, so it has two entries."""
+
 
 ARITHMETIC = (
     ("actors", "environments"), ("actors", "environmentsPerActor"), ("actors", "replicas"), ("actors", "ringSize"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -15,6 +16,9 @@ Device = Literal["auto", "cpu", "cuda"]
 """The device of a network."""
 CompileMode = Literal["off", "upfront", "background"]
 """When the training step is compiled."""
+_LATEST = "latest"
+_VERSION_LIKE = r"[0-9]+[.][0-9]+"
+"""Texts that name versions in a parameter store, so that no tag has them (``rlsrl.parameters.names``)."""
 
 
 class Actors(Model):
@@ -144,6 +148,46 @@ class Trainers(Model):
         return self.replicas // self.ranks_per_pod
 
 
+def _tag_is_no_version(fixed: FixedVersion) -> Fault | None:
+    if fixed.tag == _LATEST:
+        return Fault(
+            f"{_LATEST!r} is no tag: it means another version after each one that is stored",
+            "a tag, as `rlsrl params list` shows them; to play the newest versions, omit evaluators.parameters",
+        )
+    if fixed.tag is not None and re.fullmatch(_VERSION_LIKE, fixed.tag):
+        return Fault(f"{fixed.tag!r} is a version, not a tag", f'version: "{fixed.tag}"')
+    return None
+
+
+class FixedVersion(Model):
+    """One stored version, for workers that do not follow training."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("version", "tag", "file")
+    rules: ClassVar[tuple[CrossFieldRule, ...]] = (
+        CrossFieldRule(
+            at="tag",
+            check=_tag_is_no_version,
+            cel=f"!has(self.tag) || (self.tag != '{_LATEST}' && !self.tag.matches('^{_VERSION_LIKE}$'))",
+            message="latest and texts like 2.1500 already name versions: no tag has such a name",
+        ),
+    )
+
+    version: Annotated[str, Field(pattern=r"^[0-9]{1,9}\.[0-9]{1,15}$", max_length=25, examples=["1.2500"])] | None = (
+        None
+    )
+    """A version of this run, in quotes. Trainers remove old versions without a tag (`parameters.keepLast`)."""
+    tag: (
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", max_length=63, examples=["best"])] | None
+    ) = None
+    """A tag of this run, as `rlsrl params tag` sets it. If the tag moves, the worker takes its new version."""
+    file: (
+        Annotated[str, Field(pattern=r"^/(.*[^/])?$", max_length=1024, examples=["/models/best.safetensors"])] | None
+    ) = None
+    """The absolute path of a weights file, as `rlsrl params export` writes it. It may come from another run with the
+    same network, observations and actions. On a cluster it is a path in the pod, for example on a volume of
+    `podTemplate`. The file is read once."""
+
+
 def _steps_for_all(evaluators: Evaluators) -> Fault | None:
     # Shares are equal and at least one, so the total may exceed ``environments``.
     least = max(evaluators.environments, evaluators.replicas)
@@ -152,11 +196,43 @@ def _steps_for_all(evaluators: Evaluators) -> Fault | None:
     return Fault(f"{evaluators.max_steps} steps leave some of {least} environments without any", f"integer >= {least}")
 
 
+def _one_plays_a_fixed_version(evaluators: Evaluators) -> Fault | None:
+    if evaluators.parameters is None or evaluators.replicas == 1:
+        return None
+    return Fault(f"{evaluators.replicas} evaluators would play the same episodes of one version", "1, with parameters")
+
+
+def _a_fixed_version_is_played_once(evaluators: Evaluators) -> Fault | None:
+    given = [
+        name
+        for name, value in (("everySeconds", evaluators.every_seconds), ("everyVersions", evaluators.every_versions))
+        if value is not None
+    ]
+    if evaluators.parameters is None or not given:
+        return None
+    return Fault(
+        f"names one version, which is played once, and {' and '.join(given)} says how often versions are played",
+        f"parameters without {' and '.join(given)}",
+    )
+
+
 class Evaluators(Model):
     """The workers that play stored versions beside training, for a fixed number of episodes in each environment. One
     evaluator plays a version. Evaluators that fall behind skip to the newest version."""
 
     rules: ClassVar[tuple[CrossFieldRule, ...]] = (
+        CrossFieldRule(
+            at="replicas",
+            check=_one_plays_a_fixed_version,
+            cel="!has(self.parameters) || self.replicas == 1",
+            message="must be 1 with parameters: all evaluators would play the same episodes of one version",
+        ),
+        CrossFieldRule(
+            at="parameters",
+            check=_a_fixed_version_is_played_once,
+            cel="!has(self.parameters) || !(has(self.everySeconds) || has(self.everyVersions))",
+            message="excludes everySeconds and everyVersions: its version is played once",
+        ),
         CrossFieldRule(
             at="maxSteps",
             check=_steps_for_all,
@@ -181,6 +257,10 @@ class Evaluators(Model):
     every_versions: Count | None = None
     """Number of versions from the one that an evaluator plays to the next that it plays: with 3, it plays every third.
     Evaluators share the versions in turn, and each counts those of its share."""
+    parameters: FixedVersion | None = None
+    """The one version that the evaluator plays instead of the newest ones: to compare training with an earlier result.
+    It is played once after each start of the evaluator. The result names the version and counts as no evaluation of
+    this run: it changes neither the tag `best` nor the curve of evaluations."""
     greedy: bool = True
     """Whether the most probable action is taken. With false, actions are sampled as in training."""
     pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
