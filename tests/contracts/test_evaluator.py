@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,13 +17,18 @@ from prometheus_client import CollectorRegistry
 from rlsrl.api.resolved import EvaluatorConfig
 from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import Version
+from rlsrl.envs.spaces import spec_of_spaces
+from rlsrl.parameters.encoding import encode_parameters
 from rlsrl.parameters.evaluations import BEST_TAG, EVALUATION_KEY, NUMBER_KEY, evaluation_of
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.names import file_stem
 from rlsrl.parameters.objects import StoreRefused
 from rlsrl.parameters.protocols import ParameterDB, Parameters, Ref, VersionInfo
 from rlsrl.parameters.terminal import TERMINAL_KEY
+from rlsrl.policies.build import build_network
 from rlsrl.policies.exported import CategoricalHead, DenseLayer, ExportedActor
+from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.clock import ManualClock
@@ -160,6 +165,13 @@ class Bench:
             self.finish(version)
         return version
 
+    def push_mlp(self, step: int, grade: int, *, hidden_size: int = 4, tags: Sequence[str] = ()) -> Version:
+        """Store a version of ``mlp``, as trainers of that network do."""
+        parameters, metadata = mlp_version(Version(1, step), grade, hidden_size)
+        self.db.push(POLICY, parameters, tags=tags, metadata={**metadata, NUMBER_KEY: self._number})
+        self._number += 1
+        return parameters.version
+
     def finish(self, version: Version) -> None:
         self.db.annotate(POLICY, version, {TERMINAL_KEY: {"reason": "envSteps"}})
 
@@ -198,6 +210,22 @@ class Bench:
 
     def count(self, outcome: str) -> float:
         return self.registry.get_sample_value("rlsrl_evaluations_total", {"outcome": outcome}) or 0.0
+
+
+def mlp_version(version: Version, grade: int, hidden_size: int = 4) -> tuple[Parameters, dict[str, Any]]:
+    """Return weights of the network ``mlp`` that always choose ``grade``, and the metadata of their version."""
+    env_spec = spec_of_spaces(GradedEnv.observation_space, GradedEnv.action_space)
+    policy = TorchPolicy(build_network(MlpActorCritic, env_spec, {"hidden_sizes": (hidden_size,)}, seed=1), env_spec)
+    exported = policy.export()
+    assert exported is not None
+    vector = np.zeros(policy.layout.num_parameters, np.float32)
+    vector[policy.layout.offsets["actor.2.bias"] + grade] = 1.0
+    parameters = Parameters(version=version, vector=vector, layout=policy.layout.digest)
+    return parameters, {EXPORTED_ACTOR_KEY: exported.to_json(), "env_steps": 100 * version.step}
+
+
+MLP = {"mlp": {"hidden_sizes": [4]}}
+"""The network of ``mlp_version``."""
 
 
 def evaluator_config(**changes: Any) -> EvaluatorConfig:
@@ -608,6 +636,235 @@ def test_two_evaluators_play_each_version_once_and_both_end(bench: Bench) -> Non
     assert bench.means() == {"1.4": 21.0, "1.5": 9.0}, "the newest of each share"
     assert bench.best() == ["1.4"]
     assert sorted(step for step, _ in bench.members.rows) == [4, 5]
+
+
+@pytest.mark.parametrize("parameters", [{"tag": "reference"}, {"version": "1.10"}])
+def test_a_fixed_version_is_played_once_and_counts_as_no_evaluation_of_the_run(
+    bench: Bench, parameters: dict[str, str]
+) -> None:
+    bench.push_mlp(10, grade=5, tags=["reference"])
+    bench.push_mlp(20, grade=7)
+    num_looks = 0
+
+    def on_wait() -> None:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks == 3:
+            bench.finish(Version(1, 20))
+
+    bench.members.on_wait = on_wait
+    worker = bench.evaluator(parameters=parameters, network=MLP)
+    at_step(3 * PLAY_STEPS, worker.exit)  # 2 * PLAY_STEPS for its two environments
+
+    worker.run()
+
+    assert worker.done
+    assert [step for step, _ in bench.members.rows] == [10], "it is played once, and then the evaluator waits"
+    ((_, row),) = bench.members.rows
+    assert (row["fixed_evaluation/return_mean"], row["fixed_evaluation/attempt"]) == (5.0 * LENGTH, 1.0)
+    assert row["fixed_evaluation/env_steps"] == 1000.0
+    assert all(name.startswith("fixed_evaluation/") for name in row)
+    assert bench.means() == {}
+    assert bench.best() == []
+    assert bench.infos()["1.10"].metadata.keys() == {EXPORTED_ACTOR_KEY, NUMBER_KEY, "env_steps"}, "nothing is stored"
+    stats = {name: bench.members.stats[name] for name in ("fixed_return_mean", "version_attempt", "version_step")}
+    assert stats == {"fixed_return_mean": 5.0 * LENGTH, "version_attempt": 1.0, "version_step": 10.0}
+    assert not {"return_mean", "step"} & bench.members.stats.keys(), "those of the run's newest evaluation"
+    assert bench.members.versions == [Version(1, 10)]
+    assert bench.count("played") == 1
+    assert bench.count("stored") == 0
+    assert bench.registry.get_sample_value("rlsrl_evaluation_return_mean") in (None, 0.0)
+
+
+def test_a_tag_that_moves_has_its_new_version_played(bench: Bench) -> None:
+    bench.push_mlp(10, grade=5, tags=["reference"])
+    actions: Iterator[Callable[[], object]] = iter([
+        lambda: bench.push_mlp(20, grade=7),
+        lambda: bench.db.tag(POLICY, "1.20", "reference"),
+        lambda: bench.finish(Version(1, 20)),
+    ])  # fmt: skip
+
+    def on_wait() -> None:
+        next(actions)()
+
+    bench.members.on_wait = on_wait
+
+    bench.evaluator(parameters={"tag": "reference"}, network=MLP).run()
+
+    means = [(step, row["fixed_evaluation/return_mean"]) for step, row in bench.members.rows]
+    assert means == [(10, 5.0 * LENGTH), (20, 7.0 * LENGTH)]
+
+
+def test_a_fixed_version_that_is_pruned_after_it_was_played_is_missed_by_nobody(bench: Bench) -> None:
+    bench.push_mlp(10, grade=5)
+    last = bench.push_mlp(20, grade=7)
+
+    def on_wait() -> None:
+        bench.db.prune(POLICY, keep_last=1)
+        bench.finish(last)
+
+    bench.members.on_wait = on_wait
+    worker = bench.evaluator(parameters={"version": "1.10"}, network=MLP)
+
+    worker.run()
+
+    assert worker.done
+    assert list(bench.infos()) == ["1.20"]
+    assert [step for step, _ in bench.members.rows] == [10]
+
+
+def test_a_fixed_version_with_missing_episodes_has_another_name(bench: Bench) -> None:
+    bench.finish(bench.push_mlp(10, grade=SOME_END, tags=["reference"]))
+
+    bench.evaluator(parameters={"tag": "reference"}, network=MLP).run()
+
+    ((_, row),) = bench.members.rows
+    assert all(name.startswith("unfinished_fixed_evaluation/") for name in row)
+    assert bench.count("unfinished") == 1
+    assert bench.means() == {}
+
+
+CUSTOM = {"custom": {"factory": "rlsrl.policies.networks:MlpActorCritic", "kwargs": {"hidden_sizes": [4]}}}
+"""The same network, whose parameters only torch knows."""
+
+
+@pytest.mark.parametrize("network", [MLP, CUSTOM], ids=["mlp", "custom"])
+def test_a_file_of_another_run_is_played(bench: Bench, tmp_path: Path, network: dict[str, Any]) -> None:
+    bench.finish(bench.push_mlp(10, grade=1))
+    file = weights_file(tmp_path / "other.safetensors", grade=6)
+    worker = bench.evaluator(parameters={"file": str(file)}, network=network)
+    at_step(3 * PLAY_STEPS, worker.exit)  # 2 * PLAY_STEPS for its two environments
+
+    worker.run()
+
+    assert worker.done
+    ((step, row),) = bench.members.rows
+    assert (step, row["fixed_evaluation/attempt"], row["fixed_evaluation/return_mean"]) == (900, 7.0, 6.0 * LENGTH)
+    assert list(bench.infos()) == ["1.10"]
+
+
+def weights_file(path: Path, *, grade: int, hidden_size: int = 4) -> Path:
+    """Write a file as ``rlsrl params export`` does, of version 7.900."""
+    parameters, metadata = mlp_version(Version(7, 900), grade, hidden_size)
+    path.write_bytes(encode_parameters(parameters, created_at=0.0, metadata=metadata))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        (
+            {"tag": "referense"},
+            "policy 'default' has no version or tag 'referense'; tags: reference; versions: 1.10, 1.20 (did you mean",
+        ),
+        (
+            {"version": "1.12"},
+            "policy 'default' has no version 1.12; stored: 1.10, 1.20 (nearest: 1.10)",
+        ),
+    ],
+)
+def test_a_fixed_version_that_does_not_exist_ends_the_evaluator(
+    bench: Bench, parameters: dict[str, str], problem: str
+) -> None:
+    bench.push_mlp(10, grade=5, tags=["reference"])
+    bench.push_mlp(20, grade=5)
+    with pytest.raises(ConfigurationError) as caught:
+        bench.evaluator(parameters=parameters, network=MLP).run()
+    ((field, value),) = parameters.items()
+    assert str(caught.value).startswith(f"evaluators.parameters.{field} {value!r}: {problem}")
+
+
+def test_without_a_version_a_file_is_advised(bench: Bench) -> None:
+    with pytest.raises(ConfigurationError, match=r"has not stored a version yet; evaluators\.parameters\.file plays"):
+        bench.evaluator(parameters={"tag": "best"}, network=MLP).run()
+
+
+def test_a_damaged_fixed_version_ends_the_evaluator(bench: Bench) -> None:
+    bench.corrupt(bench.push_mlp(10, grade=5, tags=["reference"]))
+    with pytest.raises(ConfigurationError, match=r"parameters\.tag 'reference': .*checksum of the arrays"):
+        bench.evaluator(parameters={"tag": "reference"}, network=MLP).run()
+
+
+def test_a_fixed_version_waits_for_a_store_that_is_away(bench: Bench) -> None:
+    last = bench.push_mlp(10, grade=5, tags=["reference"])
+    num_looks = num_reads = 0
+
+    def open_db() -> ParameterDB:
+        db = bench.open_db()
+        versions, get = db.versions, db.get
+
+        def away_at_first(policy: str) -> list[VersionInfo]:
+            nonlocal num_looks
+            num_looks += 1
+            if num_looks <= 2:
+                raise OSError("the store cannot be reached")
+            return versions(policy)
+
+        def away(*arguments: Any) -> Parameters | None:
+            nonlocal num_reads
+            num_reads += 1
+            if num_reads <= 2:
+                raise OSError("the store cannot be reached")
+            return get(*arguments)
+
+        db.versions, db.get = away_at_first, away  # type: ignore[method-assign, assignment]
+        return db
+
+    bench.members.on_wait = lambda: bench.finish(last) if bench.members.rows else None
+
+    bench.evaluator(open_db=open_db, parameters={"tag": "reference"}, network=MLP).run()
+
+    assert [step for step, _ in bench.members.rows] == [10]
+    assert len(bench.members.waits) >= 4, "it waits after each failure"
+
+
+def other_weights(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Return files that cannot be played, with the end of the error."""
+    intact = weights_file(folder / "intact.safetensors", grade=1)
+    damaged = folder / "damaged.safetensors"
+    damaged.write_bytes(flipped(intact.read_bytes()))
+    text = folder / "notes.txt"
+    text.write_text("no weights")
+    wide = weights_file(folder / "wide.safetensors", grade=1, hidden_size=8)
+    parameters, metadata = mlp_version(Version(7, 900), 1)
+    program = metadata[EXPORTED_ACTOR_KEY]
+    renamed = {**program, "observation": [["observation/renamed", spec] for _, spec in program["observation"]]}
+    elsewhere, newer = folder / "elsewhere.safetensors", folder / "newer.safetensors"
+    for path, exported in ((elsewhere, renamed), (newer, {**program, "layers": [{"kind": "attention"}]})):
+        path.write_bytes(encode_parameters(parameters, created_at=0.0, metadata={EXPORTED_ACTOR_KEY: exported}))
+    return {
+        "missing": (folder / "intakt.safetensors", "does not exist; {folder} has damaged.safetensors, elsewhere"),
+        "near": (folder / "intakt.safetensors", "(did you mean 'intact.safetensors'?)"),
+        "no folder": (folder / "none" / "a.safetensors", "; neither does a readable folder {folder}/none"),
+        "a folder": (folder, "cannot be read: Is a directory"),
+        "damaged": (damaged, "damaged.safetensors: the checksum of the arrays does not match"),
+        "text": (text, "is no weights file as `rlsrl params export` writes it: notes.txt: no readable header"),
+        "custom network": (wide, "another network than the experiment's, which has 94; actor.0.weight is [8, 2] there"),
+        "network": (wide, "another network than the experiment's, which has 94; actor.0.weight is [8, 2] there and"),
+        "environment": (elsewhere, "version 7.900 is of another environment: its observations: [('observation/renamed"),
+        "release": (newer, "another version of rlsrl exported its actor: TypeError"),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("missing", "near", "no folder", "a folder", "damaged", "text", "network", "custom network"),
+        *("environment", "release"),
+    ],
+)
+def test_a_file_that_cannot_be_played_ends_the_evaluator(bench: Bench, tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    bench.finish(bench.push_mlp(10, grade=1))
+    path, problem = other_weights(folder)[kind]
+
+    with pytest.raises(ConfigurationError) as caught:
+        bench.evaluator(parameters={"file": str(path)}, network=CUSTOM if "custom" in kind else MLP).run()
+
+    assert str(caught.value).startswith(f"evaluators.parameters.file '{path}': ")
+    assert problem.format(folder=folder) in str(caught.value)
+    assert bench.members.rows == []
 
 
 def at_step(number: int, action: Callable[[], object]) -> None:

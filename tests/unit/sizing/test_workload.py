@@ -40,6 +40,11 @@ def test_an_experiment_in_numbers() -> None:
     assert found.network.weight_bytes == 4000
 
 
+def test_an_evaluator_that_plays_one_version_once_is_left_out() -> None:
+    assert of("cartpole-evaluated").num_evaluators == 1
+    assert of("cartpole-evaluated", "evaluators.parameters.tag=best").num_evaluators == 0
+
+
 def test_memory_is_shared_on_one_machine_unless_grpc_is_asked_for() -> None:
     assert of("cartpole").shared_memory
     assert not of("cartpole", "transport=grpc").shared_memory

@@ -15,6 +15,9 @@ from rlsrl.parameters.protocols import ParameterDB, VersionInfo, VersionNotFound
 
 EVALUATION_KEY = "evaluation"
 """Metadata key of a version's evaluation."""
+FIXED_EVALUATION = "fixed_evaluation"
+"""Begins the names of a fixed version's result on the learning curve, where ``EVALUATION_KEY`` begins those of others.
+Such a result (``evaluators.parameters``) is in no version's metadata."""
 NUMBER_KEY = "number"
 """Metadata key of a version's number: how many versions the run's trainers had stored before it, restarts included."""
 BEST_TAG = "best"

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.data.specs import ActionPart, ArraySpec, PartKind
+from rlsrl.data.specs import ActionPart, ArraySpec, PartKind, digest
 
 MASKED_LOGIT = -1e9
 """The logit of an illegal action: beside any other its probability is exactly 0, and its entropy is not NaN."""
@@ -25,6 +25,11 @@ Floats = NDArray[np.float32]
 
 class LayoutMismatch(ValueError):
     """The weights belong to another network than the actor; the text names both layouts."""
+
+
+def layout_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return ``Parameters.layout`` of a flat vector with parameters of these shapes, by name, in this order."""
+    return digest([[name, list(shape)] for name, shape in shapes.items()])
 
 
 def _relu(values: Floats, out: Floats) -> None:

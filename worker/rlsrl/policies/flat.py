@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from rlsrl.data.specs import digest
+from rlsrl.policies.exported import layout_digest
 from rlsrl.runtime.errors import ConfigurationError
 
 
@@ -69,7 +69,7 @@ class FlatLayout:
     @property
     def digest(self) -> str:
         """A short hash, equal for networks that read a flat vector in the same way (``Parameters.layout``)."""
-        return digest([[name, list(shape)] for name, shape in self.shapes.items()])
+        return layout_digest(self.shapes)
 
     def below(self, module: str) -> Self:
         """Return the layout of the module of that name, which holds all parameters: their places stay the same.

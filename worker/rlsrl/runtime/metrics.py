@@ -212,7 +212,7 @@ class Metrics:
     evaluations = _Declared(
         Counter,
         "evaluations_total",
-        "Evaluations of versions, by outcome (stored, unfinished, pruned, corrupt, failed).",
+        "Evaluations of versions, by outcome (stored, played, unfinished, pruned, corrupt, failed).",
         labels=("outcome",),
         roles=(EVALUATOR,),
     )

@@ -88,7 +88,7 @@ class Workload:
     num_buffer_workers: int = 0
     """0: actors post to the trainers."""
     num_evaluators: int = 0
-    """Each plays all the time."""
+    """Each plays all the time. One that plays a fixed version once is left out."""
     lane_bytes: float
     """Bytes of one lane of a slot."""
     request_bytes: float
@@ -245,7 +245,7 @@ def workload_of(
         num_policy_workers=0 if policy_workers is None else policy_workers.replicas,
         max_batch_size=1 if policy_workers is None else policy_workers.max_batch_size,
         num_buffer_workers=0 if buffer_workers is None else buffer_workers.replicas,
-        num_evaluators=0 if evaluators is None else evaluators.replicas,
+        num_evaluators=0 if evaluators is None or evaluators.parameters else evaluators.replicas,
         lane_bytes=layout.nbytes / lanes,
         request_bytes=float(sum(array.nbytes for array in inference.observation.values())),
         answer_bytes=float(answer.nbytes),

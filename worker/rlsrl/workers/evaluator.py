@@ -3,15 +3,18 @@
 One poll takes one step of all environments in its one thread, so the worker obeys a command within a step. Without a
 version to play it checks the parameter DB periodically; ``exit`` and ``pause`` wake it. Once the run has its terminal
 record and the last version is evaluated, it exits.
+
+An evaluator with ``parameters`` plays that one version instead. It writes nothing to the store: its results are on the
+learning curve, under names of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from typing_extensions import override
 
@@ -19,9 +22,10 @@ from rlsrl.api.resolved import EvaluatorConfig, ParameterStoreConfig
 from rlsrl.data.episodes import info_scalars
 from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.vector import VectorEnv
-from rlsrl.parameters.evaluations import EVALUATION_KEY, tag_best
-from rlsrl.parameters.protocols import Corrupt, ParameterDB, VersionInfo, VersionNotFound
+from rlsrl.parameters.evaluations import EVALUATION_KEY, FIXED_EVALUATION, tag_best
+from rlsrl.parameters.protocols import Corrupt, ParameterDB, Parameters, VersionInfo, VersionNotFound
 from rlsrl.parameters.terminal import TERMINAL_KEY
+from rlsrl.policies.exported import LayoutMismatch
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed, EnvironmentFault
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.evaluator import EvaluationPlan, begin_evaluation, evaluator_plan
@@ -29,6 +33,7 @@ from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.evaluation import Evaluation, EvaluationResult, EvaluationUnfinished
 from rlsrl.workers.evaluation_choice import EvaluationInterval, Share, choose
+from rlsrl.workers.fixed_version import FixedVersionReader
 from rlsrl.workers.status import FAILED_EVALUATIONS
 
 CHECK_SECONDS = 0.5
@@ -36,10 +41,13 @@ CHECK_SECONDS = 0.5
 
 NOTHING = PollResult()
 
-EvaluationOutcome = Literal["stored", "unfinished", "pruned", "corrupt", "failed"]
-"""The outcome of an evaluation. stored: the result is stored with the version; unfinished: some episodes did not end,
-and the result of the others is stored; pruned: the version is gone; corrupt: the version is damaged; failed: the store
-failed to read or to write."""
+EvaluationOutcome = Literal["stored", "played", "unfinished", "pruned", "corrupt", "failed"]
+"""The outcome of an evaluation. stored: the result is stored with the version; played: it is the result of
+``evaluators.parameters``, which is not stored; unfinished: some episodes did not end, and the result is that of the
+others; pruned: the version is gone; corrupt: the version is damaged; failed: the store failed to read or to write."""
+
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +60,8 @@ class EvaluatorParts:
     reports: EpisodeReports
     share: Share
     interval: EvaluationInterval
+    fixed: FixedVersionReader | None
+    """Reads the one version to play; None: the versions of the run as training stores them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +86,8 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         self._parts: EvaluatorParts | None = None
         self._playing: _Playing | None = None
         self._last: VersionInfo | None = None
-        self._unreachable = False
+        self._logged_failure = ""
+        """The store's last error, until an evaluation begins."""
         self._done = False
         self._statistics: dict[str, float] = {}
         self._num_failed = 0
@@ -103,13 +114,15 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
 
     @override
     def _configure(self, config: EvaluatorConfig) -> None:
+        db = self._open_db(config.parameter_store)
         self._parts = EvaluatorParts(
-            db=self._open_db(config.parameter_store),
+            db=db,
             policy_name=config.policy_name,
             plan=evaluator_plan(config, self._context.index),
             reports=EpisodeReports(config.environment.episode_info, log=self._context.log),
             share=Share(index=self._context.index, num_evaluators=config.num_evaluators),
             interval=EvaluationInterval(every_seconds=config.every_seconds, every_versions=config.every_versions),
+            fixed=None if config.parameters is None else FixedVersionReader(config.parameters, db, config.policy_name),
         )
 
     @override
@@ -123,30 +136,49 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
 
     def _begin_next(self, parts: EvaluatorParts) -> None:
         """Begin to play the version that is due. Without one, wait briefly, or exit if the run has ended."""
-        versions = self._stored(parts)
-        info = choose(versions, share=parts.share, interval=parts.interval, last=self._last)
-        if info is not None:
-            self._begin(parts, info)
-        elif versions and versions[-1].metadata.get(TERMINAL_KEY) is not None:
+        versions = self._tried(lambda: parts.db.versions(parts.policy_name))
+        if versions is not None and self._begin_due(parts, versions):
+            return
+        if versions and versions[-1].metadata.get(TERMINAL_KEY) is not None:
             self._done = True
             self.exit()
         else:
             with self._context.waiting("version"), contextlib.suppress(queue.Empty):
                 self._wake.get(timeout=CHECK_SECONDS)
 
-    def _stored(self, parts: EvaluatorParts) -> list[VersionInfo]:
-        """Return the stored versions, or [] while the store is unreachable. Log that once."""
+    def _begin_due(self, parts: EvaluatorParts, versions: Sequence[VersionInfo]) -> bool:
+        """Begin to play the version that is due. Return whether there was one, although it may be gone."""
+        if parts.fixed is not None:
+            return self._begin_fixed(parts, parts.fixed, versions)
+        info = choose(versions, share=parts.share, interval=parts.interval, last=self._last)
+        if info is not None:
+            self._begin(parts, info)
+        return info is not None
+
+    def _begin_fixed(self, parts: EvaluatorParts, fixed: FixedVersionReader, versions: Sequence[VersionInfo]) -> bool:
+        """Begin to play the version of ``evaluators.parameters``, unless it was played or the store fails."""
+        played = None if self._last is None else self._last.version
+        found = self._tried(lambda: fixed.read(versions, played))
+        if found is None:
+            return False
+        self._last, parameters = found
         try:
-            versions = parts.db.versions(parts.policy_name)
+            self._play(parts, self._last, parameters, began=self._clock.monotonic())
+        except LayoutMismatch as error:
+            raise fixed.error(error) from error
+        return True
+
+    def _tried(self, read: Callable[[], _Read]) -> _Read | None:
+        """Return what ``read`` returns, or None while the store fails. Log a failure once."""
+        try:
+            return read()
         except ConfigurationError:
             raise
         except OSError as error:
-            if not self._unreachable:
+            if str(error) != self._logged_failure:
                 self._context.log.warning("store_unreachable", error=str(error))
-            self._unreachable = True
-            return []
-        self._unreachable = False
-        return versions
+            self._logged_failure = str(error)
+            return None
 
     def _begin(self, parts: EvaluatorParts, info: VersionInfo) -> None:
         self._last = info
@@ -160,10 +192,14 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
             self._count("failed", info, error=str(error))
             return
         assert parameters is not None, "None only where newer_than is given"
+        self._play(parts, info, parameters, began=began)
+
+    def _play(self, parts: EvaluatorParts, info: VersionInfo, parameters: Parameters, *, began: float) -> None:
         context = self._context
         envs, evaluation = begin_evaluation(
             parts.plan, parameters, info.metadata, reports=parts.reports, log=context.log, board=context.call_board
         )
+        self._logged_failure = ""
         self._playing = _Playing(info=info, envs=envs, evaluation=evaluation, began=began)
         self._context.report_version(info.version)
 
@@ -188,16 +224,13 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
     def _record(self, parts: EvaluatorParts, info: VersionInfo, result: EvaluationResult) -> None:
         """Record the result: on the learning curve, in metrics, and with the version if that still exists."""
         summary = {**result.to_json(), "greedy": parts.plan.greedy}
-        self._context.join_session.record(info.version.step, _scalars(info, result))
+        self._context.join_session.record(info.version.step, _scalars(info, result, is_fixed=parts.fixed is not None))
         self._store(parts, info, summary, "unfinished" if result.unfinished else "stored")
         if result.unfinished:
             return
-        self._set_metrics(result)
-        self._statistics |= {
-            "return_mean": result.return_mean,
-            "return_std": result.return_std,
-            "step": float(info.version.step),
-        }
+        self._statistics |= _statistics(info, result, is_fixed=parts.fixed is not None)
+        if parts.fixed is None:
+            self._set_metrics(result)
         self._context.report_stats(self._statistics)
 
     def _set_metrics(self, result: EvaluationResult) -> None:
@@ -213,8 +246,12 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
     ) -> None:
         """Store the evaluation with the version, and move the tag to the best version.
 
-        If the store fails, this result is lost, but the evaluator goes on with the next version.
+        If the store fails, this result is lost, but the evaluator goes on with the next version. The result of a fixed
+        version is not stored: it may be that of another run, and it is none of the versions to compare.
         """
+        if parts.fixed is not None:
+            self._count("played" if outcome == "stored" else outcome, info, **evaluation)
+            return
         best = None
         try:
             parts.db.annotate(parts.policy_name, info.version, {EVALUATION_KEY: evaluation})
@@ -249,9 +286,21 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         return self._statistics
 
 
-def _scalars(info: VersionInfo, result: EvaluationResult) -> dict[str, float]:
-    """Return the row of the learning curve at the version's step. A result with missing episodes has other names."""
-    prefix = "unfinished_evaluation" if result.unfinished else "evaluation"
+def _statistics(info: VersionInfo, result: EvaluationResult, *, is_fixed: bool) -> dict[str, float]:
+    """Return the result for the status document. Readers take ``step`` for that of the run's newest evaluation."""
+    mean, std, step = result.return_mean, result.return_std, float(info.version.step)
+    if not is_fixed:
+        return {"return_mean": mean, "return_std": std, "step": step}
+    version = {"version_attempt": float(info.version.attempt), "version_step": step}
+    return {"fixed_return_mean": mean, "fixed_return_std": std, **version}
+
+
+def _scalars(info: VersionInfo, result: EvaluationResult, *, is_fixed: bool) -> dict[str, float]:
+    """Return the row of the learning curve at the version's step.
+
+    A result with missing episodes has other names, and so has that of a fixed version.
+    """
+    prefix = FIXED_EVALUATION if is_fixed else EVALUATION_KEY
     scalars = {
         "return_mean": result.return_mean,
         "return_std": result.return_std,
@@ -262,4 +311,6 @@ def _scalars(info: VersionInfo, result: EvaluationResult) -> dict[str, float]:
     env_steps = info.metadata.get("env_steps")
     if isinstance(env_steps, int | float):
         scalars["env_steps"] = float(env_steps)
-    return {f"{prefix}/{name}": value for name, value in scalars.items()}
+    if is_fixed:
+        scalars["attempt"] = float(info.version.attempt)
+    return {f"{'unfinished_' if result.unfinished else ''}{prefix}/{name}": each for name, each in scalars.items()}

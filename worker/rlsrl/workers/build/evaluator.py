@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import structlog
 
 from rlsrl.api.resolved import EvaluatorConfig
 from rlsrl.api.spec import Environment, Network
+from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.factory import EnvironmentSource, make_environment
 from rlsrl.envs.faults import EnvironmentFaults
@@ -17,7 +19,8 @@ from rlsrl.envs.place import EnvironmentPlace
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import LocalActor, PolicyActor
-from rlsrl.policies.exported import ExportedActor
+from rlsrl.policies.exported import ExportedActor, LayoutMismatch, layout_digest
+from rlsrl.policies.mlp_shapes import mlp_shapes
 from rlsrl.policies.numpy_policy import NumpyActor
 from rlsrl.runtime.call_board import CallBoard
 from rlsrl.workers.build.common import environment_source, exported_actor, torch_policy
@@ -47,6 +50,8 @@ class EvaluationPlan:
     """The evaluator's index."""
     num_evaluators: int = 1
     """Evaluators with equal plans, each with environments of its own."""
+    checks_network: bool = False
+    """Whether a version may come from another run, whose network may be another one."""
 
     @property
     def ranks(self) -> range:
@@ -67,6 +72,7 @@ def evaluator_plan(config: EvaluatorConfig, index: int) -> EvaluationPlan:
         greedy=config.greedy,
         evaluator=index,
         num_evaluators=config.num_evaluators,
+        checks_network=config.parameters is not None,
     )
 
 
@@ -87,7 +93,7 @@ def begin_evaluation(
     Raises:
         ConfigurationError: the environment or the user's network cannot be made.
         EnvironmentFailed: the environment's own code raised another error when it was made.
-        LayoutMismatch: the weights belong to another network.
+        LayoutMismatch: the weights belong to another network, or to other observations or actions.
     """
     faults = EnvironmentFaults(max_non_finite=plan.environment.max_non_finite, log=log)
     seeds = evaluation_seeds(plan.seed, plan.num_environments)
@@ -100,7 +106,10 @@ def begin_evaluation(
         reports=reports,
     )
     try:
-        actor = _local_actor(plan, exported_actor(metadata), envs)
+        exported = exported_actor(metadata)
+        if plan.checks_network:
+            _require_same_network(plan, parameters, exported, envs.spec)
+        actor = _local_actor(plan, exported, envs)
         actor.load(parameters)
         return envs, Evaluation(
             actor,
@@ -114,6 +123,51 @@ def begin_evaluation(
     except BaseException:
         envs.close()
         raise
+
+
+def _require_same_network(
+    plan: EvaluationPlan, parameters: Parameters, exported: ExportedActor | None, env_spec: EnvSpec
+) -> None:
+    """Raise ``LayoutMismatch`` unless the weights are those of the experiment's network for these environments.
+
+    A version's exported actor would play with any network whose actions fit.
+    """
+    shapes = _network_shapes(plan, env_spec)
+    if parameters.layout != layout_digest(shapes):
+        raise LayoutMismatch(
+            f"version {parameters.version} has {parameters.vector.size:,} weights of another network than "
+            f"the experiment's, which has {sum(map(math.prod, shapes.values())):,}{_difference(exported, shapes)}"
+        )
+    if exported is None:
+        return
+    for what, of_version, of_environment in (
+        ("observations", [*exported.observation.items()], [*env_spec.unmasked.observation.items()]),
+        ("actions", exported.head.parts, env_spec.action.parts),
+        ("action mask", exported.head.mask, env_spec.action.mask),
+    ):
+        if of_version != of_environment:
+            raise LayoutMismatch(
+                f"version {parameters.version} is of another environment: its {what}: {of_version}; here: "
+                f"{of_environment}"
+            )
+
+
+def _network_shapes(plan: EvaluationPlan, env_spec: EnvSpec) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of the network's parameters by name. Without torch for ``mlp``: its evaluators may lack it."""
+    if plan.network.mlp is not None:
+        return mlp_shapes(env_spec, plan.network.mlp.hidden_sizes)
+    return torch_policy(plan.network, env_spec, seed=plan.network_seed).layout.shapes
+
+
+def _difference(exported: ExportedActor | None, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the first layer of the version's actor that the network does not have, or nothing."""
+    for layer in () if exported is None else exported.layers:
+        name, shape = f"{layer.name}.weight", (layer.out_size, layer.in_size)
+        expected = next((shapes[each] for each in (name, f"network.{name}") if each in shapes), None)
+        if shape != expected:
+            here = "missing" if expected is None else f"{list(expected)}"
+            return f"; {name} is {list(shape)} there and {here} here"
+    return ""
 
 
 def _source(plan: EvaluationPlan, rank: int, seeds: Sequence[int]) -> EnvironmentSource:

@@ -1,0 +1,20 @@
+"""The parameters of the built-in multi-layer perceptron, without torch: workers that act with ``mlp`` may lack it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rlsrl.data.specs import EnvSpec
+
+
+def mlp_shapes(env_spec: EnvSpec, hidden_sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of ``networks.MlpActorCritic`` by name, in order: those of its ``FlatLayout``."""
+    action = env_spec.action
+    num_features = sum(spec.num_features for spec in env_spec.unmasked.observation.values())
+    shapes: dict[str, tuple[int, ...]] = {"log_std": (action.num_deviations,)} if action.num_deviations else {}
+    for tower, num_outputs in (("actor", action.num_outputs), ("critic", 1)):
+        for number, (num_inputs, num_units) in enumerate(pairwise([num_features, *hidden_sizes, num_outputs])):
+            layer = f"{tower}.{2 * number}"  # an activation stands between two layers
+            shapes |= {f"{layer}.weight": (num_units, num_inputs), f"{layer}.bias": (num_units,)}
+    return shapes if action.mask is None else {f"network.{name}": shape for name, shape in shapes.items()}
