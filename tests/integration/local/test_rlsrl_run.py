@@ -196,6 +196,55 @@ def test_another_experiment_is_refused_field_by_field(desk: Desk, first: list[di
     assert len(desk.lives("trainer")) == 1
 
 
+FIXED = "evaluators.parameters"
+
+
+def test_a_run_resumes_with_other_evaluators(desk: Desk) -> None:
+    desk.script("trainer", INTERRUPT, INTERRUPT, FINISH)
+    desk.script("evaluator", UNTIL_TOLD)
+    assert desk.give("--set", "evaluators={replicas: 2, everyVersions: 3}").exit_code == 130
+    other = ("--set", f"{FIXED}.version='1.3'")
+
+    refused = desk.give(*other, "--seed", "5")
+    assert refused.exit_code == 2
+    assert "spec.seed: 0 -> 5" in refused.output
+    assert "evaluators.parameters" not in refused.output
+    assert "only evaluators may differ" in refused.output
+
+    resumed = desk.give(*other)
+    assert resumed.exit_code == 130
+    config = json.loads((desk.run / "config" / "evaluator.json").read_text())
+    assert (config["num_evaluators"], config["parameters"]["version"]) == (1, "1.3")
+    assert 'version: "1.3"' in (desk.run / "experiment.resolved.yaml").read_text().replace("'", '"')
+
+    assert desk.give().exit_code == 0, "without evaluators"
+    again = desk.give(*other)
+    assert again.exit_code == 0
+    assert "has finished" in again.output
+    assert "evaluators" not in (desk.run / "experiment.resolved.yaml").read_text(), "a finished run had none"
+
+
+@pytest.mark.parametrize(
+    ("named", "problem"),
+    [
+        ("version: '1.4'", "version '1.4': policy 'default' has no version 1.4; stored: 1.3 (nearest: 1.3)"),
+        ("tag: last", "tag 'last': policy 'default' has no version or tag 'last'; tags: none; versions: 1.3"),
+        ("file: /none/a.safetensors", "file '/none/a.safetensors': the file does not exist"),
+    ],
+)
+def test_a_fixed_version_that_does_not_exist_is_refused_before_a_process_starts(
+    desk: Desk, named: str, problem: str
+) -> None:
+    desk.script("trainer", INTERRUPT, FINISH)
+    desk.give()
+
+    refused = desk.give("--set", f"{FIXED}={{{named}}}")
+
+    assert refused.exit_code == 2
+    assert f"{FIXED}.{problem}" in refused.output
+    assert len(desk.lives("trainer")) == 1
+
+
 def test_an_experiment_of_another_name_is_refused(desk: Desk) -> None:
     desk.script("trainer", FINISH)
     desk.give()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rlsrl.local.metrics_log import MetricsRow, evaluation_rows, read_rows, training_rows
+from rlsrl.local.metrics_log import MetricsRow, evaluation_rows, fixed_evaluations, read_rows, training_rows
 
 
 def row(step: int, *, role: str = "trainer", **scalars: float) -> MetricsRow:
@@ -42,3 +42,32 @@ def test_each_step_has_one_evaluation() -> None:
         row(5, role="evaluator", by=3),
     ]
     assert [(each.step, each.scalars["by"]) for each in evaluation_rows(rows)] == [(1, 2), (5, 3)]
+
+
+def fixed(step: int, *, attempt: float, prefix: str = "fixed_evaluation", **scalars: float) -> MetricsRow:
+    named = {f"{prefix}/{name}": value for name, value in {**scalars, "attempt": attempt}.items()}
+    return row(step, role="evaluator", **named)
+
+
+def test_a_fixed_version_is_no_evaluation_of_the_run() -> None:
+    rows = [
+        row(5, role="evaluator", by=1),
+        fixed(5, attempt=3, return_mean=9.0),
+        fixed(7, attempt=3, return_mean=9.0, prefix="unfinished_fixed_evaluation"),
+    ]
+    assert [(each.step, each.scalars["by"]) for each in evaluation_rows(rows)] == [(5, 1)]
+
+
+def test_the_last_result_of_each_fixed_version_counts() -> None:
+    rows = [
+        fixed(500, attempt=1, return_mean=3.0),
+        row(5, role="evaluator", by=1),
+        fixed(500, attempt=2, return_mean=4.0, prefix="unfinished_fixed_evaluation"),
+        fixed(900, attempt=2, return_mean=8.0, return_std=float("inf"), episodes=20),
+        fixed(500, attempt=1, return_mean=5.0, **{"episode_info/won/mean": 0.5}),
+    ]
+    first, second = fixed_evaluations(rows)
+    assert (first["version"], first["return_mean"]) == ("1.500", 5.0)
+    assert first["episode_info"] == {"won": {"mean": 0.5, "count": None}}
+    assert (second["version"], second["return_mean"], second["return_std"]) == ("2.900", 8.0, None)
+    assert second["episodes"] == 20

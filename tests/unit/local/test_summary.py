@@ -79,6 +79,7 @@ def test_a_finished_run() -> None:
         "versions": {"count": 2, "last": "1.9", "tagged": {"step-4": "1.4", "best": "1.9", "last": "1.9"}},
         "evaluation": None,
         "best": None,
+        "fixed_evaluations": [],
         "ledger": BALANCED,
         "untrained": 0,
         "attempts": 2,
@@ -107,6 +108,21 @@ def test_evaluations_are_in_summary_and_closing_lines() -> None:
     assert closing_lines(summary, Path("x"))[1:3] == [
         "evaluation of the last version, 1.9: mean return 400.0 over 20 episodes",
         "evaluation of the best version, 1.4: mean return 481.3 over 20 episodes (3 environment faults)",
+    ]
+
+
+def test_a_fixed_version_is_neither_the_last_evaluation_nor_the_best() -> None:
+    evaluated = {"episodes": 20, "return_mean": 400.0}
+    reference = {"version": "3.700", "episodes": 20, "return_mean": 500.0, "episode_info": {}}
+    facts = replace(FACTS, versions=(info(9, evaluation=evaluated),), fixed_evaluations=(reference,))
+
+    summary = summarize(facts)
+
+    assert summary["evaluation"] == summary["best"] == {"version": "1.9", **evaluated}
+    assert summary["fixed_evaluations"] == [reference]
+    assert closing_lines(summary, Path("x"))[1:3] == [
+        "evaluation of the last version, 1.9: mean return 400.0 over 20 episodes",
+        "evaluation of the fixed version 3.700: mean return 500.0 over 20 episodes",
     ]
 
 

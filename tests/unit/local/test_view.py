@@ -203,6 +203,14 @@ def test_the_newest_evaluation_is_shown() -> None:
     assert "evaluated 481.3 at step 40" in " ".join(drawn(view).split())
 
 
+def test_a_fixed_version_is_shown_and_is_not_the_newest_evaluation() -> None:
+    stats = {"version_attempt": 3.0, "version_step": 700.0, "fixed_return_mean": 481.26}
+    view = replace(VIEW, status={**STATUS, "roles": {"evaluator": [{"pid": 14, "stats": stats}]}})
+    assert "version 1.47 | fixed version 3.700: 481.3" in line(view)
+    assert "fixed version 3.700: 481.3" in " ".join(drawn(view).split())
+    assert "evaluated" not in line(view)
+
+
 def test_ended_processes_are_not_listed_as_problems() -> None:
     ended = ProcessState(role="trainer", number=0, state="ended", pid=None)
     view = replace(VIEW, processes=(ended,))

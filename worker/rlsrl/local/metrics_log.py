@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlsrl.api.role_names import EVALUATOR, TRAINER
+from rlsrl.data.episodes import info_statistics
+from rlsrl.data.version import Version
+from rlsrl.parameters.evaluations import FIXED_EVALUATION
+
+_FIXED = f"{FIXED_EVALUATION}/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +69,37 @@ def training_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
 
 
 def evaluation_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
-    """Return the evaluators' rows by step. The last row of a step counts: it repeats a killed evaluation."""
-    by_step = {row.step: row for row in rows if row.role == EVALUATOR}
+    """Return the evaluators' rows by step. The last row of a step counts: it repeats a killed evaluation.
+
+    Rows of fixed versions are left out: these may be versions of another run.
+    """
+    by_step = {row.step: row for row in rows if row.role == EVALUATOR and not _is_of_fixed_version(row)}
     return [by_step[step] for step in sorted(by_step)]
+
+
+def fixed_evaluations(rows: Sequence[MetricsRow]) -> list[dict[str, Any]]:
+    """Return the result of each fixed version that was played to the end, in the order of playing, as JSON values.
+
+    An evaluator plays its fixed version again after a restart: the last result of a version counts.
+    """
+    found = {}
+    for row in rows:
+        scalars = {name.removeprefix(_FIXED): each for name, each in row.scalars.items() if name.startswith(_FIXED)}
+        if "attempt" in scalars:
+            version = str(Version(int(scalars["attempt"]), row.step))
+            found[version] = {"version": version, **_result(scalars)}
+    return list(found.values())
+
+
+def _is_of_fixed_version(row: MetricsRow) -> bool:
+    return any(_FIXED in name for name in row.scalars)  # also within ``unfinished_...``
+
+
+def _result(scalars: Mapping[str, float]) -> dict[str, Any]:
+    """Return an evaluation as its JSON value; null for a value that is NaN or infinite, which JSON lacks."""
+    values = {name: scalars.get(name, math.nan) for name in ("return_mean", "return_std", "length_mean")}
+    finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return {"episodes": int(scalars.get("episodes", 0)), **finite, "episode_info": info_statistics(scalars)}
 
 
 def _parse(line: str) -> MetricsRow | None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import resource
 
+from rlsrl.api.resolved import EvaluatorConfig, RoleConfig
+from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.process import raise_open_files_limit
+from rlsrl.workers.fixed_version import FixedVersionReader
 
 FILES_OF_A_PROCESS = 32
 """Descriptors of a worker alone, with its libraries."""
@@ -28,3 +31,22 @@ def require_open_files(num_workers: int) -> None:
         raise ConfigurationError(
             f"a process may open {limit} files; a run of {num_workers} workers needs {needed}: ulimit -n {needed}"
         )
+
+
+def require_fixed_version(evaluators: RoleConfig | None, db: ParameterDB) -> None:
+    """Check that the version of ``evaluators.parameters`` exists and is intact, if evaluators play one.
+
+    Whether it fits the network and the environment is for the evaluator to say: that makes the environment.
+
+    Args:
+        evaluators: The evaluators' config; None without evaluators.
+        db: The run's parameter DB.
+
+    Raises:
+        ConfigurationError: the version or the file is missing or damaged; the text names what exists.
+        OSError: the store cannot be read.
+    """
+    if isinstance(evaluators, EvaluatorConfig) and evaluators.parameters is not None:
+        policy = evaluators.policy_name
+        versions = db.versions(policy) if policy in db.policies() else []
+        FixedVersionReader(evaluators.parameters, db, policy).read(versions)

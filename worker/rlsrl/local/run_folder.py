@@ -131,11 +131,15 @@ class RunFolder:
         """
         for folder in (self.logs, self.ledger, self.configs):
             folder.mkdir(exist_ok=True)
-        write_durably(self.path / EXPERIMENT, as_given)
-        write_durably(self.path / RESOLVED_EXPERIMENT, resolved)
+        self.write_experiment(as_given=as_given, resolved=resolved)
         self._save(
             RunRecord(run_uid=uuid.uuid4().hex[:12], created_at=self._clock.time(), package_version=package_version)
         )
+
+    def write_experiment(self, *, as_given: bytes, resolved: bytes) -> None:
+        """Write the experiment, durably: the user's file, and the experiment itself."""
+        write_durably(self.path / EXPERIMENT, as_given)
+        write_durably(self.path / RESOLVED_EXPERIMENT, resolved)
 
     def begin_life(self, *, modules: Path) -> None:
         """Record the start of a controller. An earlier controller that was killed counts until its last metrics.

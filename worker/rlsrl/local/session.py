@@ -15,7 +15,7 @@ from rlsrl.api.load import SpecError, dump, load_text
 from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.role_configs import POLICY_NAME
-from rlsrl.api.role_names import ACTOR, COORDINATOR, TRAINER
+from rlsrl.api.role_names import ACTOR, COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import (
     GANG_COMMAND,
@@ -28,9 +28,9 @@ from rlsrl.local.controller import (
 from rlsrl.local.display import Viewer, open_display
 from rlsrl.local.environment_check import EnvironmentCheck, is_users_own
 from rlsrl.local.folder_check import check_documents_and_pages
-from rlsrl.local.metrics_log import read_rows, training_rows
+from rlsrl.local.metrics_log import fixed_evaluations, read_rows, training_rows
 from rlsrl.local.monitor import StatusMonitor
-from rlsrl.local.preflight import require_open_files
+from rlsrl.local.preflight import require_fixed_version, require_open_files
 from rlsrl.local.run_folder import RESOLVED_EXPERIMENT, RunFolder, RunFolderError
 from rlsrl.local.status_file import StatusFile
 from rlsrl.local.summary import RunFacts, summarize
@@ -49,6 +49,8 @@ STATUS_INTERVAL_SECONDS = 1.0
 def claim(folder: RunFolder, experiment: RLExperiment, *, as_given: bytes) -> None:
     """Write the experiment into an empty folder, or check that the folder holds a run of this experiment.
 
+    Evaluators may differ: training does not depend on them. The folder then gets the experiment with the new ones.
+
     Raises:
         RunFolderError: the folder holds a run of another experiment; the text lists every field that differs.
     """
@@ -61,13 +63,18 @@ def claim(folder: RunFolder, experiment: RLExperiment, *, as_given: bytes) -> No
         raise RunFolderError(
             f"{folder.path} holds a run whose {RESOLVED_EXPERIMENT} cannot be read by this version: {error}\n{_ADVICE}"
         ) from error
-    if found := changes(recorded, experiment):
-        listed = "\n".join(f"  {change.path}: {_show(change.before)} -> {_show(change.after)}" for change in found)
+    found = changes(recorded, experiment)
+    if other := [change for change in found if not change.path.startswith(_FREE)]:
+        listed = "\n".join(f"  {change.path}: {_show(change.before)} -> {_show(change.after)}" for change in other)
         raise RunFolderError(f"{folder.path} holds a run of another experiment:\n{listed}\n{_ADVICE}")
+    if found and not folder.is_finished():
+        folder.write_experiment(as_given=as_given, resolved=dump(experiment).encode())
 
 
+_FREE = "spec.evaluators"
+"""Fields below this one may change when a run resumes."""
 _ADVICE = (
-    "To resume the run, give the same experiment. "
+    "To resume the run, give the same experiment; only evaluators may differ. "
     "To start a new run, use --fresh, which moves the old run aside, or --run-dir with another folder."
 )
 
@@ -147,6 +154,7 @@ def _prepare(folder: RunFolder, resolved: ResolvedExperiment) -> list[str]:
     require_open_files(sum(resolved.coordinator.num_workers.values()) + 1)
     _write_configs(folder, resolved)
     folder.database.policies()  # Fails if the store refuses the access.
+    require_fixed_version(resolved.configs.get(EVALUATOR), folder.database)
     lost = check_documents_and_pages(folder, resolved.coordinator)
     settle_ledger(folder.ledger)
     return [*resolved.warnings, *lost]
@@ -165,6 +173,7 @@ def _environment_check(
 def write_summary(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, Any]:
     """Settle the ledger of a run without running processes; write the run's summary and return it."""
     settle_ledger(folder.ledger)
+    rows = read_rows(folder.metrics)
     summary = summarize(
         RunFacts(
             name=experiment.metadata.name,
@@ -172,7 +181,8 @@ def write_summary(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, A
             record=folder.record,
             terminal=folder.terminal(),
             versions=folder.database.versions(POLICY_NAME),
-            rows=training_rows(read_rows(folder.metrics)),
+            rows=training_rows(rows),
+            fixed_evaluations=fixed_evaluations(rows),
             ledger=read_ledger(folder.ledger),
         )
     )

@@ -33,6 +33,8 @@ class RunFacts:
     """The stored versions of the policy, oldest first."""
     rows: Sequence[MetricsRow]
     """The learning curve, without rolled-back rows."""
+    fixed_evaluations: Sequence[Mapping[str, Any]] = ()
+    """The results of fixed versions: see ``metrics_log.fixed_evaluations``."""
     ledger: Mapping[str, Any]
     """``produced``, ``trained``, ``in_buffer``, ``dropped``, ``lost`` and ``balanced``, in transitions."""
 
@@ -71,6 +73,7 @@ def summarize(facts: RunFacts) -> dict[str, Any]:
         },
         "evaluation": _evaluation(newest),
         "best": _evaluation(best_of(facts.versions)),
+        "fixed_evaluations": [dict(each) for each in facts.fixed_evaluations],
         "ledger": dict(facts.ledger),
         "untrained": facts.ledger.get("produced", 0) - facts.ledger.get("trained", 0),
         "attempts": facts.record.attempt,
@@ -134,14 +137,15 @@ def _episode_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _evaluation_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Return a line each for the last and the best evaluated version."""
+    """Return a line each for the last and the best evaluated version, and for fixed versions."""
     last, best = summary["evaluation"], summary["best"]
     lines = []
     if last is not None:
         lines.append(f"evaluation of the last version, {last['version']}: {_evaluation_text(last)}")
     if best is not None and best != last:
         lines.append(f"evaluation of the best version, {best['version']}: {_evaluation_text(best)}")
-    return lines
+    fixed = summary["fixed_evaluations"]
+    return [*lines, *(f"evaluation of the fixed version {each['version']}: {_evaluation_text(each)}" for each in fixed)]
 
 
 def _untrained_lines(summary: Mapping[str, Any]) -> list[str]:

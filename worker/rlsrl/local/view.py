@@ -184,14 +184,22 @@ def render(view: RunView) -> RenderableType:
 
 
 def _evaluation(view: RunView) -> list[str]:
-    """Return the newest evaluation; nothing before the first."""
+    """Return the newest evaluation, and the results of fixed versions; nothing before the first."""
     stats = [mapping(report, "stats") for report in reports_of(view.status, EVALUATOR)]
+    fixed = [
+        f"fixed version {attempt:.0f}.{step:.0f}: {mean:.1f}"
+        for each in stats
+        if (attempt := number(each, "version_attempt")) is not None
+        and (step := number(each, "version_step")) is not None
+        and (mean := number(each, "fixed_return_mean")) is not None
+    ]
     found = [
         (step, mean)
         for each in stats
         if (step := number(each, "step")) is not None and (mean := number(each, "return_mean")) is not None
     ]
-    return [f"evaluated {max(found)[1]:.1f} at step {max(found)[0]:.0f}"] if found else []
+    newest = [f"evaluated {max(found)[1]:.1f} at step {max(found)[0]:.0f}"] if found else []
+    return [*newest, *fixed]
 
 
 def _phase(view: RunView) -> str:
