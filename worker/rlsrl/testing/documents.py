@@ -446,9 +446,14 @@ def _fix_a_version(document: JsonDocument, rng: random.Random) -> None:
     document["spec"]["evaluators"] = {"parameters": {"tag": tag}, name: value}
 
 
+def _lower_the_lag(document: JsonDocument, rng: random.Random) -> None:
+    """Set a policy lag that fits only batches of whole rollouts."""
+    document["spec"]["pacing"] = {"maxPolicyLag": rng.choice([0, 1])}
+
+
 _CHANGES = (
     _change_a_value, _misspell, _leave_out, _add, _give_another_member, _break_arithmetic, _leave_the_end_open,
-    _vectorize, _fix_a_version, _break_arithmetic,
+    _vectorize, _fix_a_version, _lower_the_lag, _break_arithmetic,
 )  # fmt: skip
 """The rules that arithmetic breaks are the most, so it has two entries."""
 
