@@ -4,12 +4,15 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 
 from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.activity import WORKING
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.runtime.heartbeat_queue import MAX_RECORDS, MAX_RECORDS_PER_HEARTBEAT, HeartbeatQueue, JoinMessages
+from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.clock import ManualClock
 
 LONG = 3600.0
@@ -180,6 +183,58 @@ def test_goodbye_comes_after_the_last_text_but_waits_for_no_acknowledgement_of_i
     queue.say_goodbye(pb.Goodbye(reason="over"))
     assert log_of(next(stream)) == [(1, b"last words\n")]
     assert next(stream).WhichOneof("kind") == "goodbye"
+
+
+def test_a_heartbeat_carries_the_metrics_of_an_interval_that_has_ended(clock: ManualClock) -> None:
+    metrics = Metrics(CollectorRegistry())
+    hello = pb.Hello(role="actor", instance="i")
+    queue = HeartbeatQueue(hello, registry=metrics.registry, monotonic=clock.monotonic)
+    stream = JoinMessages(queue)
+    next(stream)
+    stream.welcome(0.0)
+    clock.advance(100.0)
+    assert not next(stream).heartbeat.metrics, "the coordinator wants none"
+    queue.metrics.repeat(60.0)
+    metrics.env_steps.inc(120)
+    clock.advance(60.0)
+    assert next(stream).heartbeat.metrics["env_steps_per_second"] == 2.0
+    assert not next(stream).heartbeat.metrics
+
+
+def test_the_worker_can_report_while_a_heartbeat_reads_its_metrics(clock: ManualClock) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+    registry = CollectorRegistry()
+    queue = HeartbeatQueue(pb.Hello(role="actor", instance="i"), registry=registry, monotonic=clock.monotonic)
+    stream = welcomed(queue)
+    queue.metrics.repeat(60.0)
+    registry.register(SlowMetrics(reading, go_on))
+    clock.advance(60.0)
+    with pulling(stream) as (pulled, thread):
+        assert reading.wait(10)
+        reporting = threading.Thread(target=queue.turn_to, args=("credit",))
+        reporting.start()
+        reporting.join(10)
+        was_stuck = reporting.is_alive()
+        go_on.set()
+        stream.close()
+        thread.join(10)
+    assert not was_stuck
+    assert len(pulled) == 1
+
+
+class SlowMetrics:
+    """Metrics whose reading takes until another thread sets an event."""
+
+    def __init__(self, reading: threading.Event, go_on: threading.Event) -> None:
+        self._reading, self._go_on = reading, go_on
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> list[Metric]:
+        self._reading.set()
+        assert self._go_on.wait(30)
+        return []
 
 
 def test_closing_wakes_a_thread_that_waits_for_the_next_message(queue: HeartbeatQueue) -> None:

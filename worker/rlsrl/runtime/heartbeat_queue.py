@@ -13,12 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
+from prometheus_client import CollectorRegistry
 from typing_extensions import override
 
 from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.activity import WORKING, Activity, Stage
 from rlsrl.runtime.coordination import WorkerState
+from rlsrl.runtime.interval_metrics import IntervalMetrics
 from rlsrl.runtime.printed_text import PrintedText
 
 MAX_RECORDS = 8192
@@ -35,16 +37,19 @@ class HeartbeatQueue:
         hello: pb.Hello,
         *,
         printed: PrintedText | None = None,
+        registry: CollectorRegistry | None = None,
         wall_clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare streams that begin with ``hello``.
 
-        ``printed`` collects what the worker prints, if the coordinator keeps it. ``wall_clock`` returns the rows' Unix
-        seconds.
+        ``printed`` collects what the worker prints, if the coordinator keeps it. ``registry`` has the worker's metrics.
+        ``wall_clock`` returns the rows' Unix seconds.
         """
         self.printed = printed if printed is not None else PrintedText()
         """What the worker prints, for the coordinator."""
+        self.metrics = IntervalMetrics(registry if registry is not None else CollectorRegistry(), now=monotonic)
+        """The worker's metrics, for trackers."""
         self._wall_clock = wall_clock
         self.changed = threading.Condition()
         """Guards this object and its streams. Notified when a stream has a new message to send."""
@@ -209,6 +214,13 @@ class JoinMessages(Iterator[pb.WorkerMessage]):
 
     @override
     def __next__(self) -> pb.WorkerMessage:
+        message = self._wait()
+        if message.WhichOneof("kind") == "heartbeat":
+            # Not under the lock, for which the worker's own thread would wait: reading all metrics takes a millisecond.
+            message.heartbeat.metrics.update(self._queue.metrics.due())
+        return message
+
+    def _wait(self) -> pb.WorkerMessage:
         with self._changed:
             if not self._hello_sent:
                 self._hello_sent = True

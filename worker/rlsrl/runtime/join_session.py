@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import grpc
+from prometheus_client import CollectorRegistry
 
 from rlsrl.data.version import Version
 from rlsrl.rpc.channels import is_final, token_metadata
@@ -96,13 +97,14 @@ class JoinSession:
         on_command: Callable[[Command], None],
         on_settings: Callable[[], None],
         printed: PrintedText | None,
+        registry: CollectorRegistry | None,
     ) -> None:
         """Use ``JoinSession.join``."""
         hello = request.hello()
         self._address = validate_address(request.address)
         self._metadata = token_metadata(request.token)
         self._instance = hello.instance
-        self._queue = HeartbeatQueue(hello, printed=printed)
+        self._queue = HeartbeatQueue(hello, printed=printed, registry=registry)
         self._on_command = on_command
         self._on_settings = on_settings
         self._changed = self._queue.changed
@@ -125,6 +127,7 @@ class JoinSession:
         timeout: float,
         on_settings: Callable[[], None] = lambda: None,
         printed: PrintedText | None = None,
+        registry: CollectorRegistry | None = None,
     ) -> Self:
         """Join the experiment. Waits for a free index, and for a coordinator that is not up yet.
 
@@ -134,13 +137,14 @@ class JoinSession:
             timeout: seconds to wait at most.
             on_settings: called from the join session thread when ``settings`` changed; must not block or raise.
             printed: what this process prints, if the coordinator keeps it.
+            registry: this process's metrics, which heartbeats carry as often as the coordinator asks for them.
 
         Raises:
             JoinRefused: the coordinator refused: the token or the index is wrong, or a newer attempt exists.
             JoinTimeout: no lease within ``timeout`` seconds.
             ValueError: the coordinator's address has neither form.
         """
-        session = cls(request, on_command=on_command, on_settings=on_settings, printed=printed)
+        session = cls(request, on_command=on_command, on_settings=on_settings, printed=printed, registry=registry)
         session._begin(timeout)
         return session
 
@@ -318,6 +322,7 @@ class JoinSession:
 
     def _be_welcomed(self, welcome: pb.Welcome, stream: JoinMessages) -> None:
         self._take_settings(welcome.settings)
+        self._queue.metrics.repeat(welcome.metrics_seconds)
         with self._changed:
             self._welcome = self._welcome or welcome
             self._queue.claim(welcome.index, welcome.incarnation)

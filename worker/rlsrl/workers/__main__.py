@@ -208,6 +208,7 @@ class _Process:
                 on_settings=self._on_settings,
                 timeout=JOIN_SECONDS,
                 printed=self._printed,
+                registry=metrics.registry,
             )
             reason = "failed"
             try:

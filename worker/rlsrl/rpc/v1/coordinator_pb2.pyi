@@ -251,6 +251,26 @@ class Heartbeat(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STATE_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
     STATS_FIELD_NUMBER: _builtins.int
@@ -261,6 +281,7 @@ class Heartbeat(_message.Message):
     LEDGER_PAGE_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
     LOG_PARTS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     waiting_for: _builtins.str
     """What the worker waits for, in a few words. Empty while it works."""
@@ -288,6 +309,12 @@ class Heartbeat(_message.Message):
     def log_parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogPart]:
         """What the worker printed, in parts that this stream has not sent yet, by ascending sequence."""
 
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The worker's own metrics of an interval that has just ended, as numbers for trackers (rlsrl.runtime.interval_metrics).
+        Empty in between.
+        """
+
     def __init__(
         self,
         *,
@@ -301,10 +328,11 @@ class Heartbeat(_message.Message):
         ledger_page: _builtins.bytes = ...,
         texts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         log_parts: _abc.Iterable[Global___LogPart] | None = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "ledger_page", b"ledger_page", "log_parts", b"log_parts", "records", b"records", "records_dropped", b"records_dropped", "state", b"state", "stats", b"stats", "texts", b"texts", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "ledger_page", b"ledger_page", "log_parts", b"log_parts", "metrics", b"metrics", "records", b"records", "records_dropped", b"records_dropped", "state", b"state", "stats", b"stats", "texts", b"texts", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -469,11 +497,14 @@ class Welcome(_message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
     LEDGER_PAGE_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    METRICS_SECONDS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     incarnation: _builtins.int
     heartbeat_seconds: _builtins.float
     ledger_page: _builtins.bytes
     """The last known ledger page of the index's former holder. Empty for none."""
+    metrics_seconds: _builtins.float
+    """Length of the intervals of Heartbeat.metrics, in seconds. 0: none is wanted."""
     @_builtins.property
     def settings(self) -> Global___Settings: ...
     def __init__(
@@ -484,10 +515,11 @@ class Welcome(_message.Message):
         heartbeat_seconds: _builtins.float = ...,
         ledger_page: _builtins.bytes = ...,
         settings: Global___Settings | None = ...,
+        metrics_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_seconds", b"heartbeat_seconds", "incarnation", b"incarnation", "index", b"index", "ledger_page", b"ledger_page", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_seconds", b"heartbeat_seconds", "incarnation", b"incarnation", "index", b"index", "ledger_page", b"ledger_page", "metrics_seconds", b"metrics_seconds", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
