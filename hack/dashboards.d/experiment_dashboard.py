@@ -302,6 +302,7 @@ def workers() -> Row:
                         (Metrics.parameter_calls_refused, ("kind",), "{{experiment}} weights {{kind}}"),
                         (Metrics.strangers_refused, ("role", "kind"), "{{experiment}} {{role}} strangers {{kind}}"),
                         (Metrics.tracking_failures, ("tracker",), "{{experiment}} tracking {{tracker}}"),
+                        (Metrics.worker_metrics_lost, ("tracker",), "{{experiment}} worker metrics {{tracker}}"),
                     )
                 ),
             ),

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import struct
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 from matplotlib import image
 from prometheus_client.parser import text_string_to_metric_families
-from tensorboardX.proto.event_pb2 import Event
 
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.run_snapshot import WatchedRun
+from rlsrl.testing.tensorboard import shown_scalars
 
 SUMMARY_KEYS = {
     "env_steps",
@@ -165,17 +162,8 @@ def test_the_learning_curve_is_drawn(cartpole_run: WatchedRun) -> None:
 
 
 def test_tensorboard_would_show_the_learning_curve(cartpole_run: WatchedRun) -> None:
-    events = [
-        Event.FromString(record)
-        for path in sorted((cartpole_run.desk.run_folder / "tensorboard").rglob("events.out.tfevents.*"))
-        for record in records(path)
-    ]
-    shown = [
-        (event.step, value.simple_value)
-        for event in events
-        for value in event.summary.value
-        if value.tag == "return_mean"
-    ]
+    scalars = shown_scalars(cartpole_run.desk.run_folder)
+    shown = [(step, value) for tag, step, value in scalars if tag == "return_mean"]
     rows = [json.loads(line) for line in (cartpole_run.desk.run_folder / "metrics.jsonl").read_text().splitlines()]
     expected = [(row["step"], row["scalars"]["return_mean"]) for row in rows if "return_mean" in row["scalars"]]
     assert [step for step, _ in shown] == [step for step, _ in expected]
@@ -214,12 +202,3 @@ def test_the_last_durable_version_plays_to_the_goal(cartpole_run: WatchedRun) ->
     assert result["version"] == str(newest.version)
     assert (result["episodes"], result["greedy"]) == (100, True)
     assert result["return_mean"] >= 475
-
-
-def records(path: Path) -> Iterator[bytes]:
-    """Yield the payloads of an event file; the writer's unit tests check the checksums."""
-    data = path.read_bytes()
-    while data:
-        (length,) = struct.unpack_from("<Q", data)
-        yield data[12 : 12 + length]
-        data = data[12 + length + 4 :]

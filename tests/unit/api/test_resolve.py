@@ -13,6 +13,7 @@ from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.resolved import (
     ActorConfig,
     BufferConfig,
+    CoordinatorConfig,
     EvaluatorConfig,
     ObjectStoreConfig,
     ParameterStoreConfig,
@@ -330,6 +331,15 @@ def test_configs_go_through_json_in_snake_case() -> None:
     trainer = json.loads(experiment.trainer.to_json())
     assert trainer["algorithm"]["minibatch_size"] == 256
     assert not [key for key in keys_of(trainer) if key != key.lower()]
+
+
+def test_the_coordinators_json_leaves_newer_fields_out_where_they_have_their_default() -> None:
+    config, changed = resolved().coordinator, resolved("tracking.workerSeconds=5").coordinator
+
+    assert (config.worker_seconds, changed.worker_seconds) == (60.0, 5.0)
+    assert {"worker_seconds", "num_others"}.isdisjoint(json.loads(config.to_json()))
+    assert CoordinatorConfig.from_json(config.to_json()).worker_seconds == 60.0
+    assert CoordinatorConfig.from_json(changed.to_json()).worker_seconds == 5.0
 
 
 def keys_of(value: Any) -> list[str]:

@@ -87,6 +87,7 @@ EDITS: dict[str, tuple[dict[str, Any], OnEdit, set[str]]] = {
     "evaluators": ({"evaluators": {"environments": 3}}, "roll", {"evaluator"}),
     "fixed version": ({"evaluators": {"parameters": {"tag": "best"}}}, "roll", {"evaluator"}),
     "tracking": ({"tracking": {"wandb": {"project": "p"}}}, "roll", {COORDINATOR}),
+    "metrics of workers": ({"tracking": {"workerSeconds": 5.0}}, "roll", {COORDINATOR}),
     "lag": ({"pacing": {"maxPolicyLag": 3}}, "gang", {TRAINER}),
     "epochs": ({"algorithm": {"ppo": {"epochs": 2}}}, "gang", {TRAINER}),
     "rollout": ({"actors": {"rolloutLength": 256}}, "gang", {TRAINER, "actor", "buffer"}),

@@ -15,8 +15,9 @@ from rlsrl.testing.clock import ManualClock
 from rlsrl.workers.coordinator_service import SWEEP_SECONDS, CoordinatorService
 from rlsrl.workers.coordinator_state import CoordinatorState
 from rlsrl.workers.documents import DocumentFile
+from rlsrl.workers.event_file import count_scalar_events
 from rlsrl.workers.kept_logs import KeptLogs
-from rlsrl.workers.learning_curve import LearningCurve
+from rlsrl.workers.learning_curve import TENSORBOARD_FOLDER, LearningCurve
 from rlsrl.workers.leases import Claim, Lease, Leases
 from rlsrl.workers.ledger_copies import LedgerCopies
 from rlsrl.workers.run_progress import JUDGE_SECONDS
@@ -39,7 +40,9 @@ def watch(tmp_path: Path) -> Callable[[Check, str], None]:
         roster.lease(Claim(role="actor", instance="a", process=process), clock.monotonic())
         curve = LearningCurve(tmp_path, now=clock.time(), log=log)
         service = CoordinatorService(
-            experiment=ExperimentInfo(name="e", run_uid="u", heartbeat_seconds=1.0, endpoints={}, done=False),
+            experiment=ExperimentInfo(
+                name="e", run_uid="u", heartbeat_seconds=1.0, metrics_seconds=60.0, endpoints={}, done=False
+            ),
             state=CoordinatorState(
                 leases=roster,
                 leases_document=DocumentFile(tmp_path / "roster.json"),
@@ -132,6 +135,28 @@ def test_the_index_of_a_dead_process_is_free_at_once(watch: Callable[[Check, str
         assert roster.holder("a") is None
 
     watch(check, own_process() + "0")
+
+
+@pytest.mark.parametrize("disk", ["works", "is full"])
+def test_the_workers_metrics_go_to_every_tracker_or_are_lost_and_counted(
+    watch: Callable[[Check, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: str
+) -> None:
+    def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
+        if disk == "is full":
+            monkeypatch.setattr(service._curve._events, "_file", full)
+        service._worker_metrics.put("actor", 0, {"speed": 2.0})
+        sweep_for(60.0 - SWEEP_SECONDS, service, clock)
+        assert not service.metrics_rows
+        sweep_for(2 * SWEEP_SECONDS, service, clock)
+        (row,) = service.metrics_rows
+        assert (row.step, row.scalars) == (0, {"workers/actor/0/speed": 2.0})
+        lost = service._metrics.registry.get_sample_value("rlsrl_worker_metrics_lost_total", {"tracker": "tensorboard"})
+        assert lost == (1.0 if disk == "is full" else None)
+        assert count_scalar_events(tmp_path / TENSORBOARD_FOLDER, but_for="other") == (0 if disk == "is full" else 1)
+        monkeypatch.undo()
+
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        watch(check, own_process())
 
 
 def test_only_shares_of_an_activity_are_accepted() -> None:

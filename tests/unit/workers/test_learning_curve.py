@@ -4,6 +4,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import structlog
 
 from rlsrl.local.metrics_log import read_rows
 from rlsrl.workers.learning_curve import METRICS_FILE, TENSORBOARD_FOLDER, CurveRow, LearningCurve
+from rlsrl.workers.worker_metrics import WorkerMetricsRow
 
 LOG = structlog.stdlib.get_logger()
 
@@ -199,6 +201,48 @@ def test_a_full_disk_keeps_no_row_and_a_retry_keeps_all(
     assert kept(tmp_path) == [("a", 0)]
     assert curve.append(rows(1, 2)) == 2
     assert kept(tmp_path) == [("a", 0), ("a", 1), ("a", 2)]
+
+
+def worker_metrics(step: int) -> WorkerMetricsRow:
+    return WorkerMetricsRow(step=step, wall=2000.0, scalars={"workers/actor/0/a": 0.5, "workers/trainer/0/b": 2.0})
+
+
+def test_the_newest_step_is_that_of_the_trainers_newest_row(curve: LearningCurve, tmp_path: Path) -> None:
+    assert curve.newest_step == 0
+    curve.append(rows(0, 1, 2))
+    curve.append(rows(0, instance="e", role="evaluator", attempt=0))
+    assert curve.newest_step == 20
+    curve.append(rows(0, instance="b", attempt=2, step=10))
+    assert curve.newest_step == 10
+    after = open_curve(tmp_path)
+    assert after.newest_step == 10
+    after.close()
+
+
+def test_the_workers_metrics_are_events_and_no_rows(curve: LearningCurve, tmp_path: Path) -> None:
+    curve.append(rows(1))
+    assert curve.show(worker_metrics(10))
+    assert events(tmp_path)[-1] == ("summary", 10, worker_metrics(10).scalars)
+    assert kept(tmp_path) == [("a", 1)]
+
+
+def test_the_workers_metrics_do_not_hide_that_a_rows_event_is_missing(curve: LearningCurve, tmp_path: Path) -> None:
+    for step in range(150, 153):
+        assert curve.show(worker_metrics(step))
+    curve.append(rows(15))
+    (event_file,) = (tmp_path / TENSORBOARD_FOLDER).iterdir()
+    event_file.write_bytes(event_file.read_bytes()[:-3])
+    open_curve(tmp_path).close()
+    assert summaries(tmp_path) == [150, 151, 152, 150]
+    open_curve(tmp_path).close()
+    assert summaries(tmp_path) == [150, 151, 152, 150], "and duplicate nothing"
+
+
+def test_a_row_without_scalars_has_one_event(curve: LearningCurve, tmp_path: Path) -> None:
+    (row,) = rows(300)
+    curve.append([replace(row, scalars={})])
+    open_curve(tmp_path).close()
+    assert summaries(tmp_path) == [3000]
 
 
 class FileOnFullDisk:

@@ -30,6 +30,7 @@ from rlsrl.workers.coordinator import CoordinatorWorker
 from rlsrl.workers.learning_curve import CurveRow, LearningCurve
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Follower, Options, num_rows_written
+from rlsrl.workers.worker_metrics import WorkerMetricsRow
 
 LOG = structlog.stdlib.get_logger()
 DEADLINE = 60.0
@@ -58,21 +59,31 @@ def rows(*sequences: int, attempt: int = 1) -> list[CurveRow]:
     ]
 
 
+def metrics_rows(*steps: int, size: int = 1) -> list[WorkerMetricsRow]:
+    scalars = {f"workers/actor/0/{number}": 0.5 for number in range(size)}
+    return [WorkerMetricsRow(step=step, wall=1000.0, scalars=scalars) for step in steps]
+
+
 class Mirrored:
     """A mirror of a folder's learning curve, and its number of failures."""
 
     def __init__(self, folder: Path, *, close_seconds: float = DEADLINE, **options: Any) -> None:
         self.failures = 0
+        self.lost = 0
         defaults = {"project": "toys", "entity": None, "mode": "offline", "experiment": "cartpole", "run_uid": "0f3a"}
         self.mirror = WandbMirror(
             Options(**{**defaults, "folder": str(folder), **options}),
             log=LOG,
             on_failed=self._count,
+            on_lost=self._lose,
             close_seconds=close_seconds,
         )
 
     def _count(self) -> None:
         self.failures += 1
+
+    def _lose(self, number: int) -> None:
+        self.lost += number
 
     def wait(self) -> None:
         """Wait until the present process has ended."""
@@ -133,7 +144,7 @@ def test_rows_of_several_processes_are_at_wandb_once_under_one_run_id(curve: Lea
 
 
 FAKE = """
-import json, os, pathlib, signal, threading
+import json, os, pathlib, signal, threading, time
 here = pathlib.Path(os.environ["FAKE_WANDB"])
 class Settings:
     def __init__(self, **settings): pass
@@ -242,7 +253,8 @@ import structlog
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Options
 
-mirror = WandbMirror(Options.from_json(sys.argv[1]), log=structlog.stdlib.get_logger(), on_failed=lambda: None)
+options, log = Options.from_json(sys.argv[1]), structlog.stdlib.get_logger()
+mirror = WandbMirror(options, log=log, on_failed=lambda: None, on_lost=print)
 print(mirror._process.pid, flush=True)
 signal.pause()
 """
@@ -306,6 +318,57 @@ def test_a_coordinator_forwards_every_row_and_counts_failures(tmp_path: Path, fa
         running.join(DEADLINE)
     assert logged(folder)[:3] == [0, 10, 20], "the fake died after this row"
     assert metrics.registry.get_sample_value("rlsrl_tracking_failures_total", {"tracker": "wandb"}) == 1.0
+
+
+@pytest.mark.slow
+def test_the_workers_metrics_are_at_wandb_and_hide_no_missing_row(curve: LearningCurve, tmp_path: Path) -> None:
+    curve.append(rows(0))
+    first = Mirrored(tmp_path)
+    first.mirror.poll(new_rows=False, metrics_rows=metrics_rows(5, 6))
+    first.mirror.close()
+    curve.append(rows(1, 2))
+    second = Mirrored(tmp_path)
+    second.mirror.close()
+    shown = history(tmp_path)
+    metrics = [{"train_step": step, "workers/actor/0/0": 0.5} for step in (5, 6)]
+    assert [row for row in shown if "attempt" not in row] == metrics
+    assert [row for row in shown if "attempt" in row] == expected(0, 1, 2)
+    assert first.lost == second.lost == 0
+
+
+def test_a_wandb_that_stands_still_loses_metrics_and_no_row(curve: LearningCurve, tmp_path: Path, fake: Any) -> None:
+    folder = fake(init="while not (here / 'go').exists(): time.sleep(0.01)")
+    mirrored = Mirrored(tmp_path)
+    taken = []
+    for step in range(100, 200):
+        mirrored.mirror.poll(new_rows=False, metrics_rows=metrics_rows(step, size=1000))
+        if mirrored.lost:
+            break
+        taken.append(step)
+    assert mirrored.lost == 1, "the pipe is full, in the middle of a row"
+    curve.append(rows(0, 1))
+    mirrored.mirror.poll(new_rows=True, metrics_rows=metrics_rows(98, 99))
+    assert mirrored.lost == 3
+    with FolderWatch(folder) as watch:
+        (folder / "go").touch()
+        while not ((folder / "logged").exists() and {0, 10, 100} <= set(logged(folder))):
+            watch.wait(timeout=DEADLINE)
+    mirrored.mirror.poll(new_rows=False)
+    mirrored.mirror.close()
+    assert sorted(logged(folder)) == [0, 10, *taken]
+    assert mirrored.failures == 0
+
+
+def test_metrics_for_a_wandb_that_has_ended_are_lost_and_counted(
+    curve: LearningCurve, tmp_path: Path, fake: Any
+) -> None:
+    fake(source="raise ImportError('no wandb here')")
+    mirrored = Mirrored(tmp_path)
+    mirrored.wait()
+    mirrored.mirror.poll(new_rows=False, metrics_rows=metrics_rows(1))
+    assert mirrored.lost == 1, "the process has just ended"
+    mirrored.mirror.poll(new_rows=False, metrics_rows=metrics_rows(2, 3))
+    assert mirrored.lost == 3, "it is given up"
 
 
 @pytest.mark.slow

@@ -23,12 +23,15 @@ from rlsrl.api.spec import (
     ParameterVersions,
     PpoSpec,
     Stop,
+    Tracking,
     Wandb,
 )
 from rlsrl.api.spread import spread_environments
 
 PositiveInteger = Annotated[int, Field(ge=1), INTEGRAL]
 Seconds = Annotated[float, Field(gt=0)]
+WORKER_SECONDS: float = Tracking().worker_seconds
+"""The default of ``tracking.workerSeconds``."""
 
 
 class Config(Model):
@@ -124,6 +127,8 @@ class CoordinatorConfig(RoleConfig):
     """The parameter DB. The coordinator serves it to workers that do not reach it."""
     wandb: Wandb | None = None
     """The project at Weights & Biases that shows the learning curve."""
+    worker_seconds: Annotated[float, Field(ge=0)] = WORKER_SECONDS
+    """Seconds between the workers' own metrics at the trackers; 0: never. The JSON leaves the default out."""
     settings_path: str | None = None
     """File with the values of live settings by role, a JSON object that is read periodically; None: no file."""
     first_attempt: PositiveInteger = 1
@@ -160,9 +165,11 @@ class CoordinatorConfig(RoleConfig):
         return {role: count for role, count in counts.items() if count}
 
     @model_serializer(mode="wrap")
-    def _without_empty_others(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_newer_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out fields that older coordinators refuse, where the default says the same."""
         fields: dict[str, Any] = handler(self)
-        return fields if self.num_others else {name: value for name, value in fields.items() if name != "num_others"}
+        kept = {"num_others": bool(self.num_others), "worker_seconds": self.worker_seconds != WORKER_SECONDS}
+        return {name: value for name, value in fields.items() if kept.get(name, True)}
 
 
 class TrainerConfig(RoleConfig):

@@ -115,6 +115,7 @@ def coordinator_config(context: ResolutionContext) -> CoordinatorConfig:
         settings_path=placement.settings_path,
         first_attempt=placement.first_attempt,
         wandb=spec.tracking.wandb,
+        worker_seconds=spec.tracking.worker_seconds,
         parameter_store=placement.parameter_store(context.experiment),
         num_others=others,
         **counts,

@@ -329,6 +329,14 @@ class Metrics:
         labels=("tracker",),
         roles=(COORDINATOR,),
     )
+    worker_metrics_lost = _Declared(
+        Counter,
+        "worker_metrics_lost_total",
+        "Rows of the workers' own metrics (tracking.workerSeconds) that a tracker did not take, by tracker "
+        "(tensorboard, wandb).",
+        labels=("tracker",),
+        roles=(COORDINATOR,),
+    )
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry

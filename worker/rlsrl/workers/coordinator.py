@@ -13,6 +13,7 @@ import contextlib
 import json
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -45,6 +46,7 @@ from rlsrl.workers.log_service import LogService
 from rlsrl.workers.status import ExperimentInfo
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Options
+from rlsrl.workers.worker_metrics import WorkerMetricsRow
 
 START_SECONDS = 30.0
 """Seconds that the server may take to start."""
@@ -155,6 +157,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
                 name=config.experiment,
                 run_uid=config.run_uid,
                 heartbeat_seconds=config.heartbeat_seconds,
+                metrics_seconds=config.worker_seconds,
                 endpoints=endpoints,
                 done=False,
             ),
@@ -184,8 +187,9 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         if self._settings is not None and self._settings.refresh():
             server.adopt(self._settings.by_role, self._settings.config, ANSWER_SECONDS)
         heartbeats, rows = server.service.num_heartbeats, server.service.num_rows
+        metrics_rows = _taken_from(server.service.metrics_rows)
         if self._wandb is not None:
-            self._wandb.poll(new_rows=rows > self._num_rows)
+            self._wandb.poll(new_rows=rows > self._num_rows, metrics_rows=metrics_rows)
         result = PollResult(num_samples=rows - self._num_rows, num_batches=heartbeats - self._num_heartbeats)
         self._num_heartbeats, self._num_rows = heartbeats, rows
         return result
@@ -216,7 +220,8 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             folder=config.record_folder,
         )
         failures = self._metrics.tracking_failures.labels(tracker="wandb")
-        return WandbMirror(options, log=self._log, on_failed=failures.inc)
+        lost = self._metrics.worker_metrics_lost.labels(tracker="wandb")
+        return WandbMirror(options, log=self._log, on_failed=failures.inc, on_lost=lost.inc)
 
     def _status_document(self) -> tuple[str, bytes]:
         return "application/json", json.dumps(self._ask_status(), indent=1).encode()
@@ -392,3 +397,8 @@ def _mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{value!r} is not a JSON object")
     return value
+
+
+def _taken_from(rows: deque[WorkerMetricsRow]) -> list[WorkerMetricsRow]:
+    """Take all rows out, while another thread may append."""
+    return [rows.popleft() for _ in range(len(rows))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -39,12 +40,14 @@ from rlsrl.workers.worker_messages import (
     calls_of,
     claim_of,
     log_parts_of,
+    metrics_of,
     page_of,
     read,
     read_hello,
     report_of,
     rows_of,
 )
+from rlsrl.workers.worker_metrics import WorkerMetrics, WorkerMetricsRow
 from rlsrl.workers.worker_stream import WorkerStream
 
 SWEEP_SECONDS = 0.5
@@ -60,6 +63,8 @@ EXIT_SECONDS = 10.0
 """How long a coordinator with a SIGTERM serves workers that exit."""
 DRAIN_CHECK_SECONDS = 0.1
 """Seconds between two looks at the workers that exit."""
+MAX_METRICS_ROWS = 64
+"""Rows of workers' metrics that wait for the coordinator's main thread, which takes them every second."""
 WRITE_COPIES_SECONDS = 5.0
 """Seconds between two writes of the copies of ledger pages. They are also written when a worker is gone."""
 
@@ -102,6 +107,9 @@ class CoordinatorService(CoordinatorServicer):
         """Heartbeats received."""
         self.num_rows = 0
         """Learning-curve rows stored."""
+        self._worker_metrics = WorkerMetrics(seconds=experiment.metrics_seconds, now=self._listening_since)
+        self.metrics_rows: deque[WorkerMetricsRow] = deque(maxlen=MAX_METRICS_ROWS)
+        """Rows for further trackers. Another thread takes them out."""
 
     async def adopt(self, settings: RoleSettings, capacity: Mapping[str, int]) -> None:
         """Send new values of live settings to the present workers, and to later ones when they join.
@@ -151,7 +159,7 @@ class CoordinatorService(CoordinatorServicer):
         try:
             settings = self._settings_message(lease.role).settings
             page = self._state.copies.get(lease.role, lease.index)
-            await self._serve(stream, _welcome(lease, page, settings, self._experiment.heartbeat_seconds))
+            await self._serve(stream, _welcome(lease, page, settings, self._experiment))
         finally:
             if self._streams.get(claim.instance) is stream:
                 del self._streams[claim.instance]
@@ -220,6 +228,7 @@ class CoordinatorService(CoordinatorServicer):
             self._copies_written_at = now
             self._state.write_copies()
         self._progress.judge_if_due(self._experiment, now, capacity=self._leases.capacity)
+        self._show_worker_metrics(now)
         _show_workers(self._leases, self._metrics, now)
 
     async def drain(self) -> None:
@@ -237,6 +246,16 @@ class CoordinatorService(CoordinatorServicer):
     async def flush(self) -> None:
         """Write the state before the end. A failing disk does not delay the end."""
         await self._state.flush()
+
+    def _show_worker_metrics(self, now: float) -> None:
+        """Pass the workers' metrics to the trackers, if a row is due. A tracker that does not take it loses it."""
+        scalars = self._worker_metrics.due(now, self._leases.capacity)
+        if not scalars:
+            return
+        row = WorkerMetricsRow(step=self._curve.newest_step, wall=self._clock.time(), scalars=scalars)
+        if not self._curve.show(row):
+            self._metrics.worker_metrics_lost.labels(tracker="tensorboard").inc()
+        self.metrics_rows.append(row)
 
     def _on_lease_ended(self, lease: Lease, event: str, **details: object) -> None:
         """Send the role's new addresses, wake workers that wait for an index and write the documents.
@@ -326,6 +345,8 @@ class CoordinatorService(CoordinatorServicer):
         if page is not None:
             self._state.copies.put(page)
         self._progress.note(claim, report, page, now)
+        if heartbeat.metrics:
+            self._worker_metrics.put(claim.role, _index_of(claim), metrics_of(heartbeat))
         if heartbeat.log_parts:
             await _keep_log(self._logs, stream, log_parts_of(heartbeat))
         if heartbeat.records:
@@ -371,20 +392,25 @@ class CoordinatorService(CoordinatorServicer):
 async def _keep_log(logs: KeptLogs, stream: WorkerStream, parts: list[pb.LogPart]) -> None:
     """Append the parts to the log of the worker's lease: no worker can write the log of another."""
     claim = stream.claim
-    assert claim.index is not None, "the claim of a member has an index"
-    logs.append(LogName(claim.role, claim.index), claim.instance, parts)
+    logs.append(LogName(claim.role, _index_of(claim)), claim.instance, parts)
     await stream.send(pb.CoordinatorMessage(log_ack=pb.LogAck(sequence=parts[-1].sequence)))
 
 
+def _index_of(claim: Claim) -> int:
+    assert claim.index is not None, "the claim of a member has an index"
+    return claim.index
+
+
 def _welcome(
-    lease: Lease, page: PageRecord | None, settings: pb.Settings, heartbeat_seconds: float
+    lease: Lease, page: PageRecord | None, settings: pb.Settings, experiment: ExperimentInfo
 ) -> pb.CoordinatorMessage:
     """Return the answer to an admitted worker. ``page`` is the copy of the index's ledger page, if there is one."""
     return pb.CoordinatorMessage(
         welcome=pb.Welcome(
             index=lease.index,
             incarnation=lease.incarnation,
-            heartbeat_seconds=heartbeat_seconds,
+            heartbeat_seconds=experiment.heartbeat_seconds,
+            metrics_seconds=experiment.metrics_seconds,
             ledger_page=b"" if page is None else page.encode(),
             settings=settings,
         )

@@ -59,9 +59,14 @@ class EventFile:
         self._file.close()
 
 
-def count_scalar_events(folder: Path) -> int:
-    """Return the number of complete events of ``write_scalars`` in the folder's files."""
-    return sum(1 for path in _event_files(folder) for payload in _payloads(path.read_bytes()) if _kind_of(payload) == 5)
+def count_scalar_events(folder: Path, *, but_for: str) -> int:
+    """Return the number of complete events of ``write_scalars`` in the folder's files.
+
+    Events whose first tag begins with ``but_for`` do not count.
+    """
+    prefix = but_for.encode()
+    tags = (_first_tag(payload) for path in _event_files(folder) for payload in _payloads(path.read_bytes()))
+    return sum(1 for tag in tags if tag is not None and not tag.startswith(prefix))
 
 
 def _event_files(folder: Path) -> list[Path]:
@@ -79,12 +84,26 @@ def _payloads(data: bytes) -> Iterator[memoryview]:
         position += 16 + length
 
 
-def _kind_of(payload: memoryview) -> int:
-    """Return the number of the field that follows wall time and step in an event of this module."""
-    position = 10
-    while payload[position] & 0x80:
-        position += 1
-    return payload[position + 1] >> 3
+def _first_tag(payload: memoryview) -> bytes | None:
+    """Return the first tag of an event of ``write_scalars``, b"" if it has no scalars; None for another event."""
+    _, position = _read_varint(payload, 10)  # the step, after the wall time
+    if payload[position] >> 3 != 5:
+        return None
+    length, position = _read_varint(payload, position + 1)
+    if not length:
+        return b""
+    _, position = _read_varint(payload, position + 1)  # the length of the first value
+    length, position = _read_varint(payload, position + 1)
+    return bytes(payload[position : position + length])
+
+
+def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Return the number at ``position`` and the position after it."""
+    value = shift = 0
+    while data[position] & 0x80:
+        value |= (data[position] & 0x7F) << shift
+        shift, position = shift + 7, position + 1
+    return value | data[position] << shift, position + 1
 
 
 def _event(wall_time: float, step: int, number: int, content: bytes) -> bytes:

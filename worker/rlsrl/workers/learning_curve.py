@@ -1,5 +1,7 @@
 """The learning curve on disk: ``metrics.jsonl``, and TensorBoard events made from it.
 
+The workers' own metrics are events without rows. An event that the disk does not take is lost.
+
 Workers get an acknowledgement of rows in ``metrics.jsonl``, and a row that a worker sends again is recognised there.
 The events derive from the rows. Each life of the coordinator begins an event file, and first writes the events that a
 killed life did not write.
@@ -18,6 +20,7 @@ from typing import Any, Self
 import structlog
 
 from rlsrl.workers.event_file import EventFile, count_scalar_events
+from rlsrl.workers.worker_metrics import WORKERS_PREFIX, WorkerMetricsRow
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -74,10 +77,12 @@ class LearningCurve:
         self._path = folder / METRICS_FILE
         self._marks: dict[str, int] = {}
         self._attempt: int | None = None
+        self.newest_step = 0
+        """The training step of a trainer's newest row; 0 before the first."""
         self._file = self._path.open("a+b", buffering=0)
         try:
             self._size = _cut_torn_line(self._file.fileno())
-            num_events = count_scalar_events(folder / TENSORBOARD_FOLDER)
+            num_events = count_scalar_events(folder / TENSORBOARD_FOLDER, but_for=WORKERS_PREFIX)
             self._events = EventFile(folder / TENSORBOARD_FOLDER, now=now)
             for number, row in enumerate(self._read()):
                 self._mark(row)
@@ -112,6 +117,15 @@ class LearningCurve:
         self._append_events(new)
         return len(new)
 
+    def show(self, row: WorkerMetricsRow) -> bool:
+        """Write the workers' metrics as one event; return whether the disk took it."""
+        try:
+            self._events.write_scalars(row.step, row.wall, row.scalars)
+            self._events.flush()
+        except OSError:
+            return False
+        return True
+
     def close(self) -> None:
         """Close the files. Idempotent."""
         self._file.close()
@@ -134,8 +148,9 @@ class LearningCurve:
         self._events.write_scalars(row.step, row.wall, row.scalars)
 
     def _note_attempt(self, row: CurveRow) -> None:
-        """Only trainers have attempts, which count from 1. Rows of other roles do not change the attempt."""
-        self._attempt = row.attempt or self._attempt
+        """Only trainers have attempts, which count from 1. Rows of other roles change neither attempt nor step."""
+        if row.attempt:
+            self._attempt, self.newest_step = row.attempt, row.step
 
     def _mark(self, row: CurveRow) -> None:
         self._marks[row.instance] = max(row.sequence, self._marks.get(row.instance, -1))

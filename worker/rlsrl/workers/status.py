@@ -99,6 +99,8 @@ class ExperimentInfo:
     name: str
     run_uid: str
     heartbeat_seconds: float
+    metrics_seconds: float = 0.0
+    """Seconds between a worker's metrics for trackers; 0: none."""
     endpoints: Mapping[str, str]
     """The coordinator's own addresses, by protocol."""
     done: bool

@@ -1,17 +1,21 @@
-"""The coordinator's side of wandb: starts the process that writes to wandb, signals new rows, and survives its end."""
+"""The coordinator's side of wandb: starts the process that writes to wandb, signals new rows, and survives its end.
+
+The process reads rows from the disk at its own pace. The workers' metrics pass through the pipe of the signals, and are
+lost while it is full.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from rlsrl.runtime.process import worker_environment
 from rlsrl.workers.wandb_process import NOT_INSTALLED, Options
+from rlsrl.workers.worker_metrics import WorkerMetricsRow
 
 MAX_FAILURES = 3
 """Failures after which the coordinator continues without wandb."""
@@ -32,31 +36,39 @@ class WandbMirror:
         *,
         log: structlog.stdlib.BoundLogger,
         on_failed: Callable[[], None],
+        on_lost: Callable[[int], None],
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
-        """``close_seconds``: how long ``close`` waits for wandb."""
+        """``on_lost`` is called with the number of metrics rows that wandb does not take. ``close_seconds``: how long
+        ``close`` waits for wandb."""
         self._close_seconds = close_seconds
         self._options = options
         self._log = log
         self._on_failed = on_failed
+        self._on_lost = on_lost
         self._failures = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._unsent = b""
+        """The rest of what the pipe did not take whole."""
         self._start()
 
-    def poll(self, *, new_rows: bool) -> None:
-        """Restart the process if it has ended, and signal new rows."""
+    def poll(self, *, new_rows: bool, metrics_rows: Sequence[WorkerMetricsRow] = ()) -> None:
+        """Restart the process if it has ended, signal new rows of the learning curve, and send metrics rows."""
         process = self._process
         if process is None:
-            return
-        if (code := process.poll()) is not None:
+            self._on_lost(len(metrics_rows))
+        elif (code := process.poll()) is not None:
             self._drop(process)
             self._failed(f"the process ended with {code}", final=code == NOT_INSTALLED)
+            self._on_lost(len(metrics_rows))
             self._start()
-        elif new_rows:
-            assert process.stdin is not None, "it is a pipe"
-            # If the pipe is full, the process has a signal already. If it is broken, the next poll finds the exit code.
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):
-                os.write(process.stdin.fileno(), b"\n")
+        else:
+            self._unsent = _written(process, self._unsent)
+            if self._unsent:  # The pipe is full, so the process has a signal already.
+                self._on_lost(len(metrics_rows))
+                return
+            signal = b"\n" if new_rows else b""
+            self._unsent = _written(process, signal + b"".join(row.to_line() for row in metrics_rows))
 
     def close(self) -> None:
         """Let the process finish within ``close_seconds``, then kill it. Idempotent."""
@@ -93,8 +105,20 @@ class WandbMirror:
         assert process.stdin is not None, "it is a pipe"
         process.stdin.close()
         self._process = None
+        self._unsent = b""
 
     def _failed(self, reason: str, *, final: bool) -> None:
         self._failures = MAX_FAILURES if final else self._failures + 1
         self._on_failed()
         self._log.warning("wandb_failed", reason=reason, given_up=self._failures >= MAX_FAILURES)
+
+
+def _written(process: subprocess.Popen[bytes], data: bytes) -> bytes:
+    """Write to the process what its pipe takes; return the rest. If the pipe is broken, the next poll finds out."""
+    assert process.stdin is not None, "it is a pipe"
+    try:
+        return data[os.write(process.stdin.fileno(), data) :] if data else data
+    except BlockingIOError:
+        return data
+    except BrokenPipeError:
+        return b""

@@ -4,8 +4,8 @@ wandb runs in its own process because it could stop or delay the coordinator. It
 second, it starts a server and exit handlers, and its calls depend on a remote service. Here wandb may fail: the
 coordinator starts the process again (``rlsrl.workers.wandb_mirror``).
 
-The process copies the rows of ``metrics.jsonl`` that wandb's own files lack. A byte on standard input signals new rows;
-its end asks the process to finish.
+The process copies the rows of ``metrics.jsonl`` that wandb's own files lack. A line on standard input signals new rows.
+If it is not empty, it is a row of the workers' metrics. The end of the input asks the process to finish.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ from typing import Any, Literal, Self
 
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
 from rlsrl.workers.learning_curve import METRICS_FILE, CurveRow
+from rlsrl.workers.worker_metrics import WorkerMetricsRow
 
 NOT_INSTALLED = 2
 """Exit code of a failure that a restart does not cure."""
 STEP = "train_step"
 """wandb's x axis: the row's own step. wandb's built-in step cannot decrease, but a resumed run repeats steps."""
+ATTEMPT = "attempt"
+"""The key of the trainers' attempt. Every row of the learning curve has it, and no row of the workers' metrics."""
+
+_READ_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +93,8 @@ def num_rows_written(folder: Path, run_uid: str) -> int:
         return 0
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # made by protoc
 
-    return sum(Record.FromString(data).HasField("history") for path in files for data in _records(path))
+    records = (Record.FromString(data) for path in files for data in _records(path))
+    return sum(any(ATTEMPT in (item.key, *item.nested_key) for item in record.history.item) for record in records)
 
 
 def _records(path: Path) -> Iterator[bytes]:
@@ -132,7 +138,7 @@ def begin_run(wandb: Any, options: Options) -> Any:
 def write_rows(run: Any, rows: Iterable[CurveRow]) -> None:
     """Log the rows to the run."""
     for row in rows:
-        run.log({STEP: row.step, "attempt": row.attempt, **row.scalars})
+        run.log({STEP: row.step, ATTEMPT: row.attempt, **row.scalars})
 
 
 def main(arguments: list[str]) -> int:
@@ -152,8 +158,12 @@ def main(arguments: list[str]) -> int:
         pass
     run = begin_run(wandb, options)
     write_rows(run, curve.new_rows())
-    while os.read(sys.stdin.fileno(), 4096):
+    incomplete = b""
+    while data := os.read(sys.stdin.fileno(), _READ_BYTES):
         write_rows(run, curve.new_rows())
+        *lines, incomplete = (incomplete + data).split(b"\n")
+        for row in map(WorkerMetricsRow.from_line, filter(None, lines)):
+            run.log({STEP: row.step, **row.scalars})
     write_rows(run, curve.new_rows())
     run.finish()
     return 0

@@ -16,6 +16,7 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.call_board import CALL_NAMES, EnvironmentCall
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.runtime.errors import shortened
+from rlsrl.runtime.interval_metrics import MAX_INTERVAL_METRICS, MAX_NAME_LENGTH
 from rlsrl.runtime.ledger import MAX_RECORD_BYTES, LedgerError, PageRecord
 from rlsrl.workers.learning_curve import CurveRow
 from rlsrl.workers.leases import Claim
@@ -113,6 +114,16 @@ def calls_of(report: pb.CallReport) -> tuple[EnvironmentCall, ...]:
         for name in CALL_NAMES
         if name == call.name and call.first_rank >= 0 and call.num_environments >= 1 and 0 <= call.seconds < math.inf
     )
+
+
+def metrics_of(heartbeat: pb.Heartbeat) -> dict[str, float]:
+    """Return the worker's metrics in a heartbeat. What a worker of this version does not send is left out."""
+    found = (
+        (name, value)
+        for name, value in heartbeat.metrics.items()
+        if math.isfinite(value) and len(name) <= MAX_NAME_LENGTH
+    )
+    return dict(itertools.islice(found, MAX_INTERVAL_METRICS))
 
 
 def page_of(heartbeat: pb.Heartbeat, claim: Claim) -> PageRecord:

@@ -55,10 +55,16 @@ class Wandb(Model):
 
 
 class Tracking(Model):
-    """Where the learning curve is shown, beside ``metrics.jsonl`` and TensorBoard, which are always written."""
+    """Where the learning curve is shown, beside ``metrics.jsonl`` and TensorBoard, which are always written. How often
+    the workers' own metrics are shown there."""
 
     wandb: Wandb | None = None
     """Weights & Biases. Off by default."""
+    worker_seconds: Annotated[float, Field(ge=0, le=31_536_000)] = 60.0
+    """Seconds between two values of the workers' own metrics in TensorBoard and Weights & Biases: speed, waits, batch
+    sizes, lag, CPU, memory. Their names are ``workers/<role>/<index>/<metric>``. A role of more than 16 workers has
+    ``mean``, ``min`` and ``max`` in the place of the index. 0 switches these metrics off; Prometheus still has them.
+    """
 
 
 class Security(Model):
