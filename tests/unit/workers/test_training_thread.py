@@ -6,12 +6,13 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from rlsrl.algorithms.learner import StepResult
 from rlsrl.buffers.fifo import FifoBuffer
@@ -31,10 +32,11 @@ from rlsrl.testing.inline_samples import InlineChannel, InlineConsumer, InlinePr
 from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.testing.waiting import until
 from rlsrl.workers.compiling import StepCompiler
-from rlsrl.workers.gang import SoloGang
+from rlsrl.workers.gang import Gang, SoloGang
 from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
 from rlsrl.workers.status import NO_MORE_SAMPLES
 from rlsrl.workers.training import (
+    OTHER_RANKS,
     Cadence,
     Checkpoint,
     Experience,
@@ -109,6 +111,7 @@ class Bench:
         stop: Mapping[str, float] | None = None,
         push_steps: int | None = None,
         tag_steps: int | None = None,
+        gang: Gang | None = None,
     ) -> None:
         layout = rollout_layout(ENV, num_steps=STEPS, num_lanes=LANES, episode_info=("won", "never"))
         self._resources = ExitStack()
@@ -187,7 +190,7 @@ class Bench:
                 on_end=self.ended.set,
             ),
             context=self.context,
-            gang=SoloGang(),
+            gang=gang or SoloGang(),
         )
 
     def receive(self) -> None:
@@ -593,7 +596,8 @@ def test_join_raises_if_a_step_takes_too_long(make_bench: Callable[..., Bench]) 
 def test_rows_are_reported_when_due_and_for_the_last_step(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(max_policy_lag=0, stop={"train_steps": 4})
     bench.train(1)
-    slot = bench.acquire()
+    slot = bench.acquire()  # granted before the step's row is due
+    until(lambda: bench.join_session.turns[-1] == "batch", "the step is recorded")
     bench.clock.advance(1.5)
     bench.post(slot)
     bench.train(2)
@@ -606,3 +610,48 @@ def test_rows_are_reported_when_due_and_for_the_last_step(make_bench: Callable[.
     assert scalars["train/loss"] == 0.5
     assert bench.join_session.reported("version") == [Version(1, 2), Version(1, 4)]
     bench.end()
+
+
+class SlowerRank(SoloGang):
+    """A gang of two ranks. The other one has no batch until ``has_batch`` is set, and then the same as this one."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.bench: Bench | None = None
+        self.has_batch = threading.Event()
+        self.activities: list[str] = []
+        """What this rank did, as reported, while it waited for the other one's answer."""
+
+    @override
+    def agree(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+        assert self.bench is not None
+        self.activities.append(self.bench.join_session.turns[-1])
+        other = {**mine, "ready": self.has_batch.is_set()} if "ready" in mine else dict(mine)
+        return [dict(mine), other]
+
+
+def test_a_rank_that_waits_for_another_one_does_not_work(tmp_path: Path) -> None:
+    """Else a run whose only batch is at one rank would count as working, and not as stalled, for ten minutes."""
+    gang = SlowerRank()
+    with closing(Bench(tmp_path, gang=gang)) as bench:
+        gang.bench = bench
+        bench.thread.start()
+        bench.post(bench.acquire())
+        asked = len(gang.activities)
+        until(lambda: len(gang.activities) > asked + 3, "the thread asks again and again")
+        assert bench.learner.steps == 0
+
+        gang.has_batch.set()
+        until(lambda: bench.learner.steps == 1, "both ranks train")
+
+    assert set(gang.activities) == {OTHER_RANKS}
+
+
+def test_a_single_rank_waits_for_no_other(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench()
+    bench.train(2)
+
+    bench.end()
+
+    assert OTHER_RANKS not in bench.join_session.turns

@@ -31,6 +31,8 @@ from rlsrl.workers.status import NO_MORE_SAMPLES
 
 WAKE_SECONDS = 0.2
 """How long the thread waits for a batch before it checks whether it should stop."""
+OTHER_RANKS = "other ranks"
+"""The reason to wait of a rank that has a batch while another one has none, or is slower."""
 
 
 class TrainingLedger(Protocol):
@@ -279,7 +281,7 @@ class TrainingThread:
             batch = batch or self._next_batch()
             if batch is not None and self._compiler.blocks_training:
                 self._compiler.wait(WAKE_SECONDS)
-            answers = self._gang.agree(
+            answers = self._agree(
                 {
                     "ready": batch is not None and not self._compiler.blocks_training,
                     "transitions": 0 if batch is None else batch.num_transitions,
@@ -305,6 +307,13 @@ class TrainingThread:
                 batch = None
         if batch is not None:
             self._experience.ledger.dropped("end_of_run", batch.num_transitions)
+
+    def _agree(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return every rank's values. A rank with a batch waits here for one without: then it does not work."""
+        if self._gang.size == 1:
+            return self._gang.agree(mine)
+        with self._context.waiting(OTHER_RANKS):
+            return self._gang.agree(mine)
 
     def _apply_settings(self, settings: TrainingSettings) -> None:
         """Use new settings, on all ranks between the same two steps."""
@@ -363,7 +372,7 @@ class TrainingThread:
             "seconds": now - self._step_ended_at,
         }
         self._step_ended_at = now
-        parts = self._gang.agree(mine)
+        parts = self._agree(mine)
         self._progress.add(
             EndedEpisodes.joined([EndedEpisodes(**part["episodes"]) for part in parts]),
             num_transitions=sum(part["transitions"] for part in parts),
