@@ -46,7 +46,7 @@ class IntervalMetrics:
         self._before: dict[_Sample, float] = {}
 
     def repeat(self, seconds: float) -> None:
-        """Let intervals last ``seconds`` from now on; 0: there are none. The present interval keeps its beginning."""
+        """Let intervals last ``seconds`` from now on; 0 ends them. The present interval keeps its beginning."""
         with self._lock:
             if seconds and not self._seconds:
                 self._since, self._before = self._now(), dict(self._samples())

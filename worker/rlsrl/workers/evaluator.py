@@ -247,7 +247,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         """Store the evaluation with the version, and move the tag to the best version.
 
         If the store fails, this result is lost, but the evaluator goes on with the next version. The result of a fixed
-        version is not stored: it may be that of another run, and it is none of the versions to compare.
+        version is not stored: the version may belong to another run, and `best` does not compare it with this run's.
         """
         if parts.fixed is not None:
             self._count("played" if outcome == "stored" else outcome, info, **evaluation)
