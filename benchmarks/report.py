@@ -46,10 +46,12 @@ ORIGIN = """\
 rounds, including noisy ones, and with settings, versions, machine and commit. If a commit was rewritten later, it has
 another name and the same hash of the tree `worker/`, which newer results name, too."""
 SHORT = """\
-G2 ran for two rounds only, with windows of 10 s and each peer in one setting, on an NVIDIA H200 with 16 cores
-(2026-11-26, commit 4b93b36856cd, PyTorch 2.11): rlsrl 11,327 and 11,902, Sample Factory 13,787 and 14,258, the single
-file 8,139 and 8,384, Stable-Baselines3 4,449 and 5,414. Sample Factory is faster there; the
-[roadmap](../roadmap.md) has the reason and the next step."""
+G2 has no verdict: it ran for three short rounds, with windows of 12 and 14 s and against Sample Factory in one setting
+(16 workers), on an NVIDIA H200 with 16 cores (2026-11-26, PyTorch 2.11): rlsrl 15,896, 17,856 and 16,224, Sample
+Factory 14,646, 15,226 and 13,442, which gives ratios of 1.09, 1.17 and 1.21. The policy worker answered by recorded
+evaluations ([0058](../decisions/0058-replay-evaluations-on-a-gpu.md)), in a version that was tidied since. In two
+earlier rounds without them (commit 4b93b36856cd) rlsrl came to 11,327 and 11,902, Sample Factory to 13,787 and 14,258,
+the single file to 8,139 and 8,384, and Stable-Baselines3 to 4,449 and 5,414."""
 
 LEARNING = """\
 `python benchmarks/learning.py NAME` compares rlsrl, compiled and with a lag of one step, with the single file and equal

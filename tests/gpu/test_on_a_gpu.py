@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from rlsrl.algorithms.base import one_rank
 from rlsrl.algorithms.learner import Learner
@@ -23,6 +24,8 @@ from rlsrl.policies.build import build_network
 from rlsrl.policies.cnn import NatureCnnActorCritic
 from rlsrl.policies.device import CPU, device_for
 from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.normalization import mean_of, variance_of
+from rlsrl.policies.recorded import MOST_LANES
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.live_runs import Desk
 from rlsrl.testing.rollouts import (
@@ -158,6 +161,57 @@ def test_a_policy_answers_there_as_on_the_cpu(kind: str) -> None:
         answers.append(answer.distribution)
     expected, found = answers
     assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recorded_evaluations_give_what_a_direct_evaluation_gives(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With new weights and with statistics, for numbers of lanes that are recorded, padded and too large."""
+    recorded, direct = policy_of(kind, GPU), policy_of(kind, GPU)
+    monkeypatch.setattr(direct, "_recorded", None)
+    specs, first = KINDS[kind][1].observation, recorded.parameters(Version(1, 0))
+    floats = [path for path, spec in specs.items() if spec.dtype == "float32"]
+    statistics = {mean_of(path): np.full(specs[path].shape, 0.5, np.float32) for path in floats}
+    statistics |= {variance_of(path): np.full(specs[path].shape, 4.0, np.float32) for path in floats}
+    trained = Parameters(
+        version=Version(1, 1), vector=first.vector * np.float32(1.5), layout=first.layout, statistics=statistics
+    )
+    observation = {path: array[0] for path, array in slots_of(kind, 0).items() if path in specs}
+    for parameters in (first, trained):
+        recorded.load(parameters)
+        direct.load(parameters)
+        for lanes in ([3], [16], [5, 4], [16] * 9, [MOST_LANES + 1]):
+            rows = [np.resize(np.arange(NUM_LANES), n) for n in lanes]
+            requests = [RolloutRequest(observation={path: a[row] for path, a in observation.items()}) for row in rows]
+            found, expected = recorded.predict(requests), direct.predict(requests)
+            for answer, other in zip(found, expected, strict=True):
+                assert answer.version == parameters.version
+                assert np.abs(answer.distribution - other.distribution).max() < 1e-3 * np.abs(other.distribution).max()
+    assert recorded._recorded is not None
+    assert len({lanes for lanes, *_ in recorded._recorded._recordings}) == 3
+
+
+class Deciding(nn.Module):
+    """Waits for a value on the GPU, which no recording can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, observation: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        logits = self.layer(observation["observation"])
+        return (logits if logits.sum().item() < 1e9 else -logits), logits.sum(-1)
+
+
+def test_a_network_that_cannot_be_recorded_is_evaluated_directly() -> None:
+    spec = discrete_env_spec(num_features=4, num_actions=3)
+    policy = TorchPolicy(build_network(lambda _: Deciding(), spec, {}, seed=0, device=GPU), spec)
+    policy.load(policy.parameters(Version(1, 0)))
+    request = RolloutRequest(observation={"observation": np.ones((5, 4), np.float32)})
+    first, second = policy.predict([request])[0], policy.predict([request])[0]
+    assert np.isfinite(first.distribution).all()
+    assert np.array_equal(first.distribution, second.distribution)
+    assert policy._recorded is not None
+    assert policy._recorded._fails
 
 
 @pytest.mark.timeout(900)

@@ -27,6 +27,9 @@ from rlsrl.policies.sampling import sampler_for
 class Policy(ABC):
     """Maps observations to action distributions with the weights last loaded. One thread uses it."""
 
+    is_quick: bool
+    """Whether ``predict`` takes less time than it takes to hand requests over to another thread."""
+
     @abstractmethod
     def load(self, parameters: Parameters) -> None:
         """Evaluate with these weights from now on.

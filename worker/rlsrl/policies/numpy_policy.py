@@ -163,6 +163,8 @@ def _scatter_of(head: Head, num_lanes: int) -> _Scatter | None:
 class NumpyPolicy(Policy):
     """Evaluates an exported actor for requests of any number of lanes."""
 
+    is_quick = True
+
     def __init__(self, exported: ExportedActor) -> None:
         self._exported = exported
         self._weights = DenseWeights(exported)

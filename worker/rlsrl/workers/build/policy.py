@@ -61,7 +61,7 @@ def build_policy_worker(
         latest = LatestParameters()
         policy = _policy(description, config, env_spec, context)
         predictor = BatchPredictor(policy, latest, metrics=context.metrics, now=context.clock.monotonic)
-        make = OnArrivalInference if isinstance(policy, NumpyPolicy) else InferencePipeline
+        make = OnArrivalInference if policy.is_quick else InferencePipeline
         inference: Inference = make(
             predictor,
             server,
