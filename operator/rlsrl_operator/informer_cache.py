@@ -57,10 +57,10 @@ class InformerCache:
         """The experiment's generation at the last list."""
         self._relist_at: datetime | None = None
         self._listed: dict[ObjectKey, Manifest] = {}
-        """The objects of the last list, for the pass that made it."""
+        """The objects of this pass's list, until ``end_pass``."""
         self.labelled: Mapping[ObjectKey, Manifest] = {}
-        """The objects with the experiment's labels at the last list, those of earlier generations included, without
-        their contents."""
+        """Kind and metadata of the objects with the experiment's labels at the last list, those of earlier generations
+        included."""
 
     def report(self, kind: str, name: str, version: str) -> bool:
         """Record a watch's report of a new resourceVersion, or of a deletion if it is empty.
@@ -77,7 +77,6 @@ class InformerCache:
         A new experiment has no objects to list. While an experiment is blocked, the cache relies on watches alone; a
         list is due once the experiment is not blocked any more.
         """
-        self._listed = {}
         is_fresh = self._relist_at is not None and (is_blocked or now < self._relist_at)
         if is_fresh and context.generation == self._generation:
             return
@@ -85,13 +84,17 @@ class InformerCache:
             before = dict(self._reported)
             # A few lists cost both sides less than a GET for each object.
             self._listed = {key_of(each): each for kind in _API_VERSIONS for each in await self._list(kind, context)}
-            self.labelled = {key: _without_contents(each) for key, each in self._listed.items()}
+            self.labelled = {key: _identity(each) for key, each in self._listed.items()}
             for key in self._entries:
                 # A watch may have reported a newer version while the lists were under way.
                 if self._reported.get(key) == before.get(key):
                     found = self._listed.get(key)
                     self._reported[key] = _DELETED if found is None else found["metadata"]["resourceVersion"]
         self._relist_at, self._generation = now + timedelta(seconds=RELIST_SECONDS), context.generation
+
+    def end_pass(self) -> None:
+        """Drop what ``refresh`` listed: most of it is never asked for again, and takes the most memory."""
+        self._listed = {}
 
     async def read(self, wanted: Manifest) -> Child:
         """Return what is known of the object that the manifest names, with a GET only if the cache cannot tell."""
@@ -145,6 +148,10 @@ class InformerCache:
 
 
 def _without_contents(found: Manifest) -> Manifest:
-    metadata = {name: value for name, value in found["metadata"].items() if name != "managedFields"}
     kept = {name: value for name, value in found.items() if name not in ("data", "status")}
-    return {**kept, "metadata": metadata}
+    return {**kept, **_identity(found)}
+
+
+def _identity(found: Manifest) -> Manifest:
+    metadata = {name: value for name, value in found["metadata"].items() if name != "managedFields"}
+    return {"apiVersion": found["apiVersion"], "kind": found["kind"], "metadata": metadata}

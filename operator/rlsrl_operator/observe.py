@@ -135,6 +135,12 @@ class Observer:
         document = await self._cluster.get(API_VERSION, KIND, namespace, name)
         if document is None or "deletionTimestamp" in document["metadata"]:
             return None
+        try:
+            return await self._observe(document, memory, now)
+        finally:
+            memory.children.end_pass()
+
+    async def _observe(self, document: Manifest, memory: ExperimentMemory, now: datetime) -> Observed:
         status = statuses.read(document)
         try:
             memory.context = context = self._context(document, status, memory.context)
@@ -278,17 +284,16 @@ class Observer:
 
         The first document with numbers comes sooner. Documents without them are not returned more often than others.
         """
-        seconds = self._settings.status_seconds
-        awaits = statuses.awaits_numbers(status, now)
-        if not _is_due(memory.status_read_at, min(seconds, statuses.FIRST_NUMBERS_SECONDS) if awaits else seconds, now):
+        seconds, last = self._settings.status_seconds, memory.status_read_at
+        if last is not None and not _is_due(last, statuses.seconds_to_next_look(status, last, seconds), now):
             return None
         memory.status_read_at = now
         host = f"{context.name_of(COORDINATOR)}.{context.namespace}.svc"
         reported = await self._coordinator_status.fetch(host, memory.token)
         if reported is None:
             return None
-        is_first = awaits and not statuses.awaits_numbers(
-            statuses.with_numbers(status, reported, generation=context.generation, now=now), now
+        is_first = not statuses.has_numbers(status) and statuses.has_numbers(
+            statuses.with_numbers(status, reported, generation=context.generation, now=now)
         )
         if not is_first and not _is_due(memory.status_returned_at, seconds, now):
             return None

@@ -248,9 +248,8 @@ def _seconds_to_next_pass(run: _Run, status: ExperimentStatus) -> float | None:
     A finished experiment gets passes as long as pods may need to be deleted by force, which no watch reports.
     """
     seconds = run.written.settings.status_seconds
-    if statuses.awaits_numbers(status, run.now):
-        return min(seconds, statuses.FIRST_NUMBERS_SECONDS)
     if status.phase not in TERMINAL:
+        seconds = statuses.seconds_to_next_look(status, run.now, seconds)
         return seconds if run.observed.queue_refusal is None else min(seconds, QUEUE_SECONDS)
     time_left = _time_left(status, run.written, run.now)
     if not any(map(_is_ending, run.observed.pods)):

@@ -51,6 +51,8 @@ class SteadyState:
 
     document: Manifest
     """The experiment as it was written last."""
+    status: ExperimentStatus
+    """Its status."""
     training: ExperimentContext | None
     """The experiment, if it is running. A suspended experiment, which is steady too, has no numbers."""
     until: datetime
@@ -145,12 +147,15 @@ class Reconciler:
             observed = _with_outcome(observed, done, entry.memory.queue_refused_since)
             decided = plan(observed, key=self._key, now=now)
         self._block(key, entry, decided.blocker)
-        if decided.status is not None:
-            await self._report(key, entry, decided.status, decided.training, done, now)
+        status = decided.status
+        if status is not None:
+            # The numbers are read after all other writes, so that a coordinator that does not answer delays none.
+            status = await self._with_numbers(entry, status, decided.training, done.document, now) or status
+            await self._write_status(key, entry, status, done, now)
         entry.num_conflicts = 0
-        if decided.is_steady and entry.num_reports == num_reports:
+        if status is not None and decided.is_steady and entry.num_reports == num_reports:
             until = now + timedelta(seconds=STEADY_SECONDS)
-            entry.steady = SteadyState(document=done.document, training=decided.training, until=until)
+            entry.steady = SteadyState(document=done.document, status=status, training=decided.training, until=until)
         return decided.requeue_after
 
     def _block(self, key: ExperimentKey, entry: _Entry, blocker: Blocker | None) -> None:
@@ -165,31 +170,35 @@ class Reconciler:
         self, key: ExperimentKey, entry: _Entry, steady: SteadyState, num_reports: int, now: datetime
     ) -> float:
         """Copy the coordinator's numbers into the status of a steady experiment."""
-        done = Executed(document=steady.document)
-        await self._report(key, entry, statuses.read(steady.document), steady.training, done, now)
+        document = steady.document
+        status = await self._with_numbers(entry, steady.status, steady.training, document, now)
+        if status is not None:
+            done = Executed(document=document)
+            await self._write_status(key, entry, status, done, now)
+            steady = replace(steady, document=done.document, status=status)
         if entry.num_reports == num_reports:
-            entry.steady = replace(steady, document=done.document)
-        seconds = self._settings.status_seconds
-        awaits = statuses.awaits_numbers(statuses.read(done.document), now)
-        return min(seconds, statuses.FIRST_NUMBERS_SECONDS) if awaits else seconds
+            entry.steady = steady
+        return statuses.seconds_to_next_look(steady.status, now, self._settings.status_seconds)
 
-    async def _report(
+    async def _with_numbers(
         self,
-        key: ExperimentKey,
         entry: _Entry,
         status: ExperimentStatus,
         training: ExperimentContext | None,
-        done: Executed,
+        document: Manifest,
         now: datetime,
+    ) -> ExperimentStatus | None:
+        """Return the status with the run's numbers, or None if there are no new ones."""
+        if training is None:
+            return None
+        reported = await self._observer.status_document(training, entry.memory, status, now)
+        if reported is None:
+            return None
+        return statuses.with_numbers(status, reported, generation=document["metadata"]["generation"], now=now)
+
+    async def _write_status(
+        self, key: ExperimentKey, entry: _Entry, status: ExperimentStatus, done: Executed, now: datetime
     ) -> None:
-        """Write the status with the run's numbers. They are read after all other writes, so that a coordinator that
-        does not answer delays none.
-        """
-        if training is not None:
-            reported = await self._observer.status_document(training, entry.memory, status, now)
-            if reported is not None:
-                generation = done.document["metadata"]["generation"]
-                status = statuses.with_numbers(status, reported, generation=generation, now=now)
         await self._executor.write_status(status, done, now)
         entry.own_versions = tuple(done.versions) or entry.own_versions
         self._on_status(key, status)

@@ -47,9 +47,7 @@ from rlsrl_operator.roles import is_queued, roles_of
 
 _PODLESS_PHASES: tuple[Phase, ...] = (*TERMINAL, "Suspended")
 FIRST_NUMBERS_SECONDS = 2.0
-"""Seconds between two looks for a run's first numbers: a short run may be over before the first status period."""
-_FIRST_SECONDS = 20.0
-"""How long after the trainers became ready the operator looks so often."""
+"""Shortest time between two looks for a run's first numbers: a short run may be over before the first status period."""
 _MESSAGE_LENGTH = 1024
 _MAX_NUMBER = 1e15
 """Larger numbers do not fit the schema of the status."""
@@ -285,14 +283,22 @@ def with_claim(
     return with_condition(status, VOLUME_INTACT, "False", "ClaimReplaced", message, generation=generation, now=now)
 
 
-def awaits_numbers(status: ExperimentStatus, now: datetime) -> bool:
-    """Return whether the run's first numbers are due: its trainers became ready a moment ago."""
+def has_numbers(status: ExperimentStatus) -> bool:
+    """Return whether the status has the run's first numbers."""
+    training = status.training
+    return training is not None and bool(training.env_steps) and bool(training.env_steps_per_second)
+
+
+def seconds_to_next_look(status: ExperimentStatus, looked_at: datetime, status_seconds: float) -> float:
+    """Return how long after a look at the run's numbers the next one is due: ``status_seconds`` at most.
+
+    The first numbers are looked for more often: after 2 seconds, and then as late as the trainers have been ready.
+    """
     complete = condition(status, GANG_COMPLETE)
-    if status.phase != "Running" or complete is None or complete.status != "True":
-        return False
-    if status.training is not None and status.training.env_steps and status.training.env_steps_per_second:
-        return False
-    return now < parse_time(complete.last_transition_time) + timedelta(seconds=_FIRST_SECONDS)
+    if status.phase != "Running" or complete is None or complete.status != "True" or has_numbers(status):
+        return status_seconds
+    since = (looked_at - parse_time(complete.last_transition_time)).total_seconds()
+    return min(status_seconds, max(FIRST_NUMBERS_SECONDS, since))
 
 
 def events(document: Manifest, before: ExperimentStatus, after: ExperimentStatus, now: datetime) -> Iterator[Manifest]:

@@ -103,7 +103,8 @@ def revision_object(context: ExperimentContext, revision: Revision, key: bytes) 
     data = {
         _EXPERIMENT: revision.experiment.model_dump_json(by_alias=True, exclude_none=True, indent=1),
         _SETTINGS: revision.settings.model_dump_json(by_alias=True, exclude_none=True, indent=1),
-        _MANIFESTS: json.dumps(revision.manifests, indent=1, sort_keys=True),
+        # One line each. Indented, they would take json's encoder in Python, which is ten times as slow.
+        _MANIFESTS: "[\n" + ",\n".join(json.dumps(each, sort_keys=True) for each in revision.manifests) + "\n]",
         _OPERATOR: str(context.settings.key_secret),
         _FIRST_ATTEMPT: str(revision.first_attempt),
     }

@@ -168,9 +168,11 @@ class Late:
 
     def __init__(self) -> None:
         self.totals: dict[str, Any] = {}
+        self.num_looks = 0
 
     async def fetch(self, host: str, token: str) -> dict[str, Any]:
         del host, token
+        self.num_looks += 1
         return {"totals": self.totals}
 
 
@@ -194,11 +196,14 @@ def test_the_first_numbers_do_not_wait_for_a_status_period() -> None:
     assert numbers.env_steps == 1024
 
 
-def test_looks_for_the_first_numbers_write_no_more_than_others_and_end() -> None:
-    world = World(Late())
+def test_looks_for_the_first_numbers_become_rarer_and_write_no_more_than_others() -> None:
+    coordinator = Late()
+    world = World(coordinator)
     world.settle()
-    world.due, written = world.now, len(world.server.writes)
-    world.run_for(60)
+    world.due, written, looks = world.now, len(world.server.writes), coordinator.num_looks
+    world.run_for(20)
+    assert coordinator.num_looks - looks <= 5, "after 2, 4, 8 and 16 seconds, and once before"
+    world.run_for(40)
     assert len(world.server.writes) - written <= 60 / SETTINGS.status_seconds + 1
     assert world.run_for(60) <= 60 / SETTINGS.status_seconds + 1
 
