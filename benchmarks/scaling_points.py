@@ -48,9 +48,10 @@ def environment_of(name: str) -> dict[str, Any]:
     return {"factory": "environments:make", "kwargs": {"env_id": "CartPole-v1", "step_seconds": STEP_SECONDS[name]}}
 
 
-Feature = Literal["", "compiled", "threads", "evaluator", "lent core", "four epochs"]
+Feature = Literal["", "compiled", "threads", "evaluator", "lent core", "two epochs", "four epochs"]
 """What a setting has beside the grid: compiled training steps, environment threads, an evaluator that plays all the
-time, images whose compiled training uses an idle core, or four epochs."""
+time, images whose compiled training uses an idle core, or more epochs."""
+EPOCHS: dict[Feature, int] = {"two epochs": 2, "four epochs": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +74,8 @@ class Setting:
 
         It hardly learns, so that the policy stays random and episodes end as often at the end as at the beginning.
         """
+        epochs = EPOCHS.get(self.feature, 1)
         compiled = self.feature in ("compiled", "lent core")
-        epochs = 4 if self.feature == "four epochs" else 1
         spec: dict[str, Any] = {
             "seed": 1,
             "environment": environment_of(self.environment),
@@ -110,12 +111,12 @@ GRID = tuple(
 FEATURES = (
     *(Setting(environment="fast", actors=actors, feature="compiled") for actors in (1, 2, 4)),
     *(Setting(environment="slow", actors=actors, feature="threads") for actors in (1, 2)),
-    *(Setting(environment="fast", actors=actors, feature="evaluator") for actors in (1, 2)),
+    *(Setting(environment="fast", actors=actors, feature="evaluator") for actors in (1, 2, 4)),
     *(Setting(environment=IMAGES, actors=actors, feature="lent core") for actors in (1, 2)),
-    *(Setting(environment=IMAGES, actors=actors) for actors in (1, 2)),
-    *(Setting(environment="fast", actors=actors, feature="four epochs") for actors in (1, 2)),
+    *(Setting(environment=IMAGES, actors=actors) for actors in (1, 2, 4)),
+    *(Setting(environment="fast", actors=actors, feature=epochs) for epochs in EPOCHS for actors in (1, 2)),
 )
-"""Settings beside the grid. The last four tell apart what the grid mixes: the costs of acting and of training."""
+"""Settings beside the grid. The last seven tell apart what the grid mixes: the costs of acting and of training."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -530,13 +530,17 @@ def test_a_full_disk_leaves_rows_with_the_worker_until_it_has_space(start: Start
     pid, (_, hard) = coordinator.process.pid, resource.prlimit(coordinator.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (len(before) + 10, hard))
     trainer.record(100, {})
-    until(lambda: coordinator.log().count("rows_not_written") > 1, "the write was tried twice")
+    until(lambda: "rows_not_written" in coordinator.log(), "the write was tried")
+    trainer.record(101, {})
+    trainer.report(version=Version(1, 7))
+    until(lambda: coordinator.workers("trainer")[0]["version"] == "1.7", "a heartbeat with the second row has arrived")
     assert (coordinator.folder / "metrics.jsonl").read_bytes() == before
-    assert trainer.unacknowledged == 1
+    assert trainer.unacknowledged == 2
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
-    until(lambda: trainer.unacknowledged == 0, "the row is kept")
-    assert [row["sequence"] for row in coordinator.rows()] == list(range(101))
-    trainer.check()
+    assert trainer.leave("no further row brings a heartbeat")
+    assert [row["sequence"] for row in coordinator.rows()] == list(range(102))
+    assert coordinator.log().count("] rows_not_written") == 1
+    assert "rejoined" not in coordinator.log(), "the stream has stayed open"
 
 
 def test_commands_reach_the_workers_they_are_meant_for(shared: CoordinatorProcess, join: Join) -> None:

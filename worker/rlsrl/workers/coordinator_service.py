@@ -29,7 +29,7 @@ from rlsrl.runtime.metrics import Metrics
 from rlsrl.workers.coordinator_state import CoordinatorState
 from rlsrl.workers.kept_logs import KeptLogs, LogName
 from rlsrl.workers.leadership import Superseded
-from rlsrl.workers.learning_curve import CurveRow, LearningCurve
+from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.leases import Claim, Lease, LeaseRefusal, Leases, Wait
 from rlsrl.workers.members import Members
 from rlsrl.workers.run_progress import RunProgress
@@ -107,6 +107,8 @@ class CoordinatorService(CoordinatorServicer):
         """Heartbeats received."""
         self.num_rows = 0
         """Learning-curve rows stored."""
+        self._are_rows_failing = False
+        """Whether the disk did not take the last rows."""
         self._worker_metrics = WorkerMetrics(seconds=experiment.metrics_seconds, now=self._listening_since)
         self.metrics_rows: deque[WorkerMetricsRow] = deque(maxlen=MAX_METRICS_ROWS)
         """Rows for further trackers. Another thread takes them out."""
@@ -224,6 +226,9 @@ class CoordinatorService(CoordinatorServicer):
                 self._leases.release(lease.instance)
                 self._progress.long_calls.forget(lease)
                 self._on_lease_ended(lease, "worker_died")
+        for stream in self._streams.values():
+            if stream.unwritten:
+                self._append_rows(stream)
         if now - self._copies_written_at > WRITE_COPIES_SECONDS:
             self._copies_written_at = now
             self._state.write_copies()
@@ -350,17 +355,22 @@ class CoordinatorService(CoordinatorServicer):
         if heartbeat.log_parts:
             await _keep_log(self._logs, stream, log_parts_of(heartbeat))
         if heartbeat.records:
-            await self._append_rows(stream, rows_of(heartbeat, claim))
+            stream.unwritten.extend(rows_of(heartbeat, claim))
+            self._append_rows(stream)
         return None
 
-    async def _append_rows(self, stream: WorkerStream, rows: list[CurveRow]) -> None:
+    def _append_rows(self, stream: WorkerStream) -> None:
+        """Store the worker's rows and acknowledge them. While the disk fails, each sweep tries again."""
         try:
-            self.num_rows += self._curve.append(rows)
-        except OSError as error:
-            self._log.exception("rows_not_written")
-            # The worker keeps the rows and sends them again on its next stream.
-            await stream.context.abort(grpc.StatusCode.UNAVAILABLE, f"the rows cannot be written: {error}")
-        await stream.send(pb.CoordinatorMessage(records_ack=pb.RecordsAck(sequence=rows[-1].sequence)))
+            self.num_rows += self._curve.append(stream.unwritten)
+        except OSError:
+            if not self._are_rows_failing:  # Once: the worker keeps the rows, and a full disk may stay full for hours.
+                self._log.exception("rows_not_written")
+            self._are_rows_failing = True
+            return
+        self._are_rows_failing = False
+        stream.acknowledge_rows(stream.unwritten[-1].sequence)
+        stream.unwritten.clear()
 
     def _on_goodbye(self, claim: Claim, goodbye: pb.Goodbye) -> None:
         if goodbye.done and (claim.role, claim.index) == (TRAINER, 0):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -94,7 +94,7 @@ class LearningCurve:
             self._file.close()
             raise
 
-    def append(self, rows: Sequence[CurveRow]) -> int:
+    def append(self, rows: Iterable[CurveRow]) -> int:
         """Append the new rows in order; return how many. After that a kill cannot lose them.
 
         Raises:

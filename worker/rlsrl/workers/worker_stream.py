@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import deque
 from collections.abc import Callable
 
 import structlog
 from grpc import aio
 
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
+from rlsrl.runtime.heartbeat_queue import MAX_RECORDS
+from rlsrl.workers.learning_curve import CurveRow
 from rlsrl.workers.leases import Claim
 from rlsrl.workers.worker_messages import JoinContext
 
 MAX_QUEUED = 256
 """Messages queued for one worker. A worker that reads so slowly gets no more commands."""
-_SETTINGS = "settings"
-"""The key of the settings among the pending messages. No role has this name."""
+_SETTINGS, _ROWS_ACK = "settings", "rows_ack"
+"""Keys among the pending messages. No role has these names."""
 
 
 class WorkerStream:
@@ -46,6 +49,8 @@ class WorkerStream:
         self.claim = claim
         self.follows = follows
         self.worker = f"{claim.role}-{claim.index}"
+        self.unwritten: deque[CurveRow] = deque(maxlen=MAX_RECORDS)
+        """The worker's rows that the disk has not taken yet. The worker keeps no more than these either."""
         self._peers = peers
         self._settings = settings
         self._log = log
@@ -77,6 +82,12 @@ class WorkerStream:
     def send_settings(self) -> None:
         """Send the worker's live settings as they are when the queue is empty."""
         self._pending[_SETTINGS] = functools.partial(self._settings, self.claim.role)
+        self._wake()
+
+    def acknowledge_rows(self, sequence: int) -> None:
+        """Tell the worker that its rows up to this one are stored."""
+        message = pb.CoordinatorMessage(records_ack=pb.RecordsAck(sequence=sequence))
+        self._pending[_ROWS_ACK] = lambda: message
         self._wake()
 
     async def close(self) -> None:
