@@ -237,8 +237,9 @@ def _non_finite_values(reported: Mapping[str, Any]) -> str | None:
     if (found := _counted(reported, "non_finite_steps")) is None:
         return None
     number, last = found
+    total = "1 step or reset" if number == 1 else f"{number:.0f} steps or resets"
     return (
-        f"NaN or infinity in {number:.0f} steps or resets of environments since their actors started; none of them is "
+        f"NaN or infinity in {total} of environments since their actors started; none of them is "
         f"trained, and training goes on; the last of {last}"
     )
 

@@ -314,7 +314,7 @@ def test_an_environment_that_raises_within_its_budget(where: Namespace, recovere
     experiment = begin(
         where,
         environment={
-            "factory": "rlsrl.testing.environments:RaisingEnv",
+            "factory": "rlsrl.testing.environments:FaultyEnv",
             "kwargs": {"gate": GATE, "fault": "/tmp/fault", "step_seconds": STEP_SECONDS},
         },
         actors={"replicas": 1, "environments": 8, "rolloutLength": 64},
@@ -334,4 +334,30 @@ def test_an_environment_that_raises_within_its_budget(where: Namespace, recovere
     goes_on(experiment)
     assert lives(experiment) == before
     recovered("environment that raises", time.monotonic() - began, f"EnvironmentErrors: MadeAgain, then {GOAL}")
+    reach_the_goal(experiment)
+
+
+def test_an_environment_that_gives_nan(where: Namespace, recovered: Recovered) -> None:
+    """The value is named while the run goes on, and the ledger has its step as dropped."""
+    experiment = begin(
+        where,
+        environment={
+            "factory": "rlsrl.testing.environments:FaultyEnv",
+            "kwargs": {"gate": GATE, "fault": "/tmp/fault", "kind": "nan", "step_seconds": STEP_SECONDS},
+        },
+        actors={"replicas": 1, "environments": 8, "rolloutLength": 64},
+    )
+    before = lives(experiment)
+    began = time.monotonic()
+    touch(experiment, "actor", "/tmp/fault")
+    message = await_reason(experiment, "NonFiniteValues", "Dropped")
+    assert message.startswith("NaN or infinity in 1 step or reset of environments since their actors started; ")
+    assert re.search(r"the last of actor-0: environment rank [37].*reward.*nan", message), message
+    explained = why(experiment)
+    assert message in explained.stdout
+    assert explained.returncode == 0, explained.stdout
+    goes_on(experiment)
+    assert lives(experiment) == before
+    assert experiment.ledger()["dropped"]["non_finite"] == 1
+    recovered("environment that gives NaN", time.monotonic() - began, f"NonFiniteValues: Dropped, then {GOAL}")
     reach_the_goal(experiment)

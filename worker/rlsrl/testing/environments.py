@@ -248,27 +248,33 @@ class PrintingEnv(GatedEnv):
             print(f"printed line {number} of {lines}")
 
 
-class RaisingEnv(GatedEnv):
-    """A ``GatedEnv``. The fourth of each four in a process raises once in ``step`` if the file ``fault`` exists.
+class FaultyEnv(GatedEnv):
+    """A ``GatedEnv``. The fourth of each four in a process has one fault in ``step`` if the file ``fault`` exists.
 
     It removes the file before.
     """
 
     _numbers = itertools.count()
 
-    def __init__(self, gate: str, fault: str, *, step_seconds: float = 0.0) -> None:
-        """Raise once the file ``fault`` exists."""
+    def __init__(
+        self, gate: str, fault: str, kind: Literal["raises", "nan"] = "raises", *, step_seconds: float = 0.0
+    ) -> None:
+        """Raise, or give a reward of NaN, once the file ``fault`` exists."""
         super().__init__(gate, step_seconds)
-        self._raises = next(self._numbers) % 4 == 3
+        self._is_faulty = next(self._numbers) % 4 == 3
         self._fault = Path(fault)
+        self._kind = kind
 
     @override
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Advance the episode, or raise."""
-        if self._raises and self._fault.exists():
+        """Advance the episode, perhaps with a fault."""
+        has_fault = self._is_faulty and self._fault.exists()
+        if has_fault:
             self._fault.unlink()
+        if has_fault and self._kind == "raises":
             raise ConnectionError("the simulator hung up")
-        return super().step(action)
+        observation, reward, *others = super().step(action)
+        return observation, float("nan") if has_fault else reward, *others  # type: ignore[return-value]
 
 
 class HangingEnv(GatedEnv):
