@@ -458,3 +458,25 @@ def test_a_dump_is_read_back_and_keeps_free_json() -> None:
 def test_a_word_that_yaml_reads_as_a_boolean_is_suggested_with_quotes() -> None:
     (problem,) = problems(MINIMAL, "trainers.compile=off")
     assert 'did you mean: "off", with quotes' in problem
+
+
+def test_auto_actors_are_counted_once_the_rest_of_the_document_is_read() -> None:
+    text = MINIMAL.replace("environments: 8", "environments: 8\n    replicas: auto")
+    numbers = iter([4])
+    assert load_text(text, auto_actors=lambda: next(numbers)).spec.actors.spread.counts == (2, 2, 2, 2)
+    assert load_text(text, overrides=["actors.replicas=3"], auto_actors=lambda: next(numbers)).spec.actors.replicas == 3
+    assert load_text(MINIMAL, auto_actors=lambda: next(numbers)).spec.actors.replicas == 1
+
+
+def test_auto_actors_need_one_machine_and_a_total_of_environments() -> None:
+    text = MINIMAL.replace("environments: 8", "environments: 8\n    replicas: auto")
+    (problem,) = problems(text)
+    allowed = "allowed: integer from 1 to 4096"
+    assert problem == f"e.yaml:10:15: spec.actors.replicas: auto is for `rlsrl run`, on one machine\n    {allowed}"
+    each = text.replace("environments: 8", "environmentsPerActor: 8")
+    with pytest.raises(SpecError) as caught:
+        load_text(each, source="e.yaml", auto_actors=lambda: pytest.fail("there is nothing to count"))
+    assert str(caught.value) == (
+        "e.yaml:10:15: spec.actors.replicas: auto divides a fixed number of environments over the actors, and "
+        "actors.environments is not set\n    allowed: integer from 1 to 4096"
+    )

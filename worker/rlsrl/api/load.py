@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import chain
@@ -32,8 +32,18 @@ __all__ = [
 ]
 
 
-def load_file(path: FilePath, overrides: Sequence[str] = ()) -> RLExperiment:
+AUTO = "auto"
+"""The value of ``actors.replicas`` that leaves their number to ``rlsrl run``."""
+_REPLICAS, _ENVIRONMENTS = ("spec", "actors", "replicas"), ("spec", "actors", "environments")
+
+
+def load_file(
+    path: FilePath, overrides: Sequence[str] = (), *, auto_actors: Callable[[], int] | None = None
+) -> RLExperiment:
     """Return the experiment in a YAML file, with ``overrides`` (``path=value``) applied.
+
+    ``auto_actors`` returns the number of actors if the file leaves it open. It is called at most once. None: the file
+    may not leave it open.
 
     Raises:
         SpecError: the file cannot be read or is not a valid RLExperiment; lists every problem.
@@ -45,16 +55,22 @@ def load_file(path: FilePath, overrides: Sequence[str] = ()) -> RLExperiment:
         raise SpecError(
             (Problem(place=SourcePosition(source=str(path)), path="", message=f"cannot be read: {reason}"),)
         ) from error
-    return load_text(text, source=str(path), overrides=overrides)
+    return load_text(text, source=str(path), overrides=overrides, auto_actors=auto_actors)
 
 
-def load_text(text: str | bytes, *, source: str = "experiment", overrides: Sequence[str] = ()) -> RLExperiment:
-    """Return the experiment in YAML text; ``source`` names the text in messages.
+def load_text(
+    text: str | bytes,
+    *,
+    source: str = "experiment",
+    overrides: Sequence[str] = (),
+    auto_actors: Callable[[], int] | None = None,
+) -> RLExperiment:
+    """Return the experiment in YAML text; ``source`` names the text in messages. ``auto_actors``: see ``load_file``.
 
     Raises:
         SpecError: the text is not a valid RLExperiment; lists every problem.
     """
-    return experiment_of(apply_overrides(read_document(text, source), overrides))
+    return experiment_of(_with_actors(apply_overrides(read_document(text, source), overrides), auto_actors))
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
@@ -64,6 +80,31 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
     becomes a problem of the document.
     """
     return reduce(_override, overrides, document)
+
+
+def _with_actors(document: Document, auto_actors: Callable[[], int] | None) -> Document:
+    """Return the document with a number in place of ``AUTO``, or with a problem."""
+    if _value_at(document.value, _REPLICAS) != AUTO:
+        return document
+    place = document.place_of(_REPLICAS)
+    if auto_actors is None or _value_at(document.value, _ENVIRONMENTS) is None:
+        message = (
+            "auto is for `rlsrl run`, on one machine"
+            if auto_actors is None
+            else "auto divides a fixed number of environments over the actors, and actors.environments is not set"
+        )
+        problem = Problem(
+            place=place, path=show_path(_REPLICAS), message=message, value=AUTO, allowed=allowed_at(_REPLICAS)
+        )
+        return replace(document, problems=(*document.problems, problem))
+    number = Document(source=document.source, value=auto_actors(), values={_REPLICAS: place})
+    return document.with_value(_REPLICAS, number)
+
+
+def _value_at(value: Any, path: tuple[str, ...]) -> Any:
+    for step in path:
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
 
 
 def experiment_of(document: Document) -> RLExperiment:

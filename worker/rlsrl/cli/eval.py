@@ -182,7 +182,9 @@ def load_exported(path: Path, experiment: Path) -> EvaluatedVersion:
     from rlsrl.parameters.encoding import decode_header, decode_parameters
 
     try:
-        config = resolve(load_file(experiment), local_placement(run_uid="exported", run_folder=Path.cwd())).trainer
+        config = resolve(
+            load_file(experiment, auto_actors=lambda: 1), local_placement(run_uid="exported", run_folder=Path.cwd())
+        ).trainer
         data = path.read_bytes()
     except SpecError as error:
         raise UserError(str(error)) from error

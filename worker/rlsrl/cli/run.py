@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,15 @@ import click
 
 from rlsrl.api.load import SpecError, load_file
 from rlsrl.api.spec import RLExperiment
-from rlsrl.cli.errors import UserError
+from rlsrl.cli.errors import UserError, environment_failed
+from rlsrl.local.auto_actors import choose_actors
 from rlsrl.local.controller import Failed, Finished, Interrupted, RecordsLost, RunOutcome
 from rlsrl.local.display import UnbreakableOutput
 from rlsrl.local.folder_check import NothingToResume, check_versions
 from rlsrl.local.run_folder import RUNS, RunFolder, RunFolderError
-from rlsrl.local.session import claim, draw_curve, run_life, write_summary
+from rlsrl.local.session import claim, draw_curve, recorded_experiment, run_life, write_summary
 from rlsrl.local.summary import closing_lines
-from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.runtime.ledger import LedgerError
 
 FINISHED, FAILED, BAD_INPUT, SIGNALLED = 0, 1, 2, 128
@@ -49,12 +50,15 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
     """
     given = (*overrides, *([] if seed is None else [f"spec.seed={seed}"]))
     try:
-        experiment = load_file(file, given)
-        with RunFolder.open(run_dir or RUNS / experiment.metadata.name, fresh=fresh) as folder:
+        name = load_file(file, given, auto_actors=lambda: 1).metadata.name
+        with RunFolder.open(run_dir or RUNS / name, fresh=fresh) as folder:
+            experiment = load_file(file, given, auto_actors=lambda: _num_actors(folder, file, given))
             claim(folder, experiment, as_given=file.read_bytes())
             status = _run(folder, experiment, file, _again(file, overrides, seed, run_dir))
     except (SpecError, RunFolderError, ConfigurationError) as error:
         raise UserError(str(error)) from error
+    except EnvironmentFailed as error:
+        raise environment_failed(error) from error
     except (OSError, LedgerError, NothingToResume) as error:
         raise click.ClickException(f"the run cannot continue: {error}") from error
     except RecordsLost as error:
@@ -62,6 +66,18 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
     except KeyboardInterrupt:  # before the processes start, or after they have ended
         status = SIGNALLED + signal.SIGINT
     sys.exit(status)
+
+
+def _num_actors(folder: RunFolder, file: Path, overrides: Sequence[str]) -> int:
+    """Return the number of actors that ``auto`` stands for: the recorded one of a run that resumes."""
+    if folder.holds_run:
+        return recorded_experiment(folder).spec.actors.replicas
+    choice = choose_actors(file, overrides, modules=file.absolute().parent)
+    _say(
+        f"actors.replicas: auto is {choice.num_actors} (cores: {choice.cores}, estimated env steps/s: "
+        f"{choice.env_steps_a_second:,.0f})"
+    )
+    return choice.num_actors
 
 
 def _run(folder: RunFolder, experiment: RLExperiment, file: Path, again: str) -> int:

@@ -27,7 +27,7 @@ def validate(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     num_problems = 0
     for file in files:
         try:
-            experiment = load_file(file, overrides)
+            experiment = load_file(file, overrides, auto_actors=lambda: 1)
         except SpecError as error:
             num_problems += len(error.problems)
             click.echo(wrapped(str(error), width_of(sys.stderr)), err=True)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlsrl.local.cores import usable_cores
 from rlsrl.local.run_folder import RUNS
 from rlsrl.rpc.local import connect, create_memory, listen
 
@@ -211,7 +212,7 @@ def check_loopback(host: str = "127.0.0.1") -> str:
         ) from error
 
 
-def check_cores(count: Callable[[], int] = lambda: len(os.sched_getaffinity(0))) -> str:
+def check_cores(count: Callable[[], int] = usable_cores) -> str:
     """Return the number of cores: the trainer and the actors need one each."""
     cores = count()
     if cores < 2:

@@ -57,18 +57,26 @@ def claim(folder: RunFolder, experiment: RLExperiment, *, as_given: bytes) -> No
     if not folder.holds_run:
         folder.create(as_given=as_given, resolved=dump(experiment).encode(), package_version=installed_version("rlsrl"))
         return
-    try:
-        recorded = load_text((folder.path / RESOLVED_EXPERIMENT).read_bytes(), source=RESOLVED_EXPERIMENT)
-    except (OSError, SpecError) as error:
-        raise RunFolderError(
-            f"{folder.path} holds a run whose {RESOLVED_EXPERIMENT} cannot be read by this version: {error}\n{_ADVICE}"
-        ) from error
-    found = changes(recorded, experiment)
+    found = changes(recorded_experiment(folder), experiment)
     if other := [change for change in found if not change.path.startswith(_FREE)]:
         listed = "\n".join(f"  {change.path}: {_show(change.before)} -> {_show(change.after)}" for change in other)
         raise RunFolderError(f"{folder.path} holds a run of another experiment:\n{listed}\n{_ADVICE}")
     if found and not folder.is_finished():
         folder.write_experiment(as_given=as_given, resolved=dump(experiment).encode())
+
+
+def recorded_experiment(folder: RunFolder) -> RLExperiment:
+    """Return the experiment of the run in the folder, with every default written out.
+
+    Raises:
+        RunFolderError: it cannot be read.
+    """
+    try:
+        return load_text((folder.path / RESOLVED_EXPERIMENT).read_bytes(), source=RESOLVED_EXPERIMENT)
+    except (OSError, SpecError) as error:
+        raise RunFolderError(
+            f"{folder.path} holds a run whose {RESOLVED_EXPERIMENT} cannot be read by this version: {error}\n{_ADVICE}"
+        ) from error
 
 
 _FREE = "spec.evaluators"

@@ -1,0 +1,90 @@
+"""Chooses the number of actors for ``actors.replicas: auto``: the fewest that train about as fast as any number.
+
+The speed is the estimate of ``rlsrl size`` for this machine. The choice runs in a process of its own, since it imports
+torch and steps the user's environment for a second.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from rlsrl.api.load import SpecError, load_file
+from rlsrl.local.cores import usable_cores
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.sizing.advice import MOST_LOSS
+
+MOST_ACTORS_A_CORE = 4
+"""Actors beyond this number for each core are not tried."""
+LEAST_TRIED = 16
+"""At least so many are tried: environments that wait use no core."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A chosen number of actors."""
+
+    num_actors: int
+    cores: int
+    """Cores that the run may use."""
+    env_steps_a_second: float
+    """The estimate with these actors."""
+
+
+def choose_actors(file: Path, overrides: Sequence[str], *, modules: Path) -> Choice:
+    """Return the number of actors for the experiment in the file, whose ``actors.replicas`` is ``auto``.
+
+    ``modules`` is the folder in which Python looks first for the user's own modules.
+
+    Raises:
+        SpecError: the experiment is invalid, with any number of actors.
+        ConfigurationError: the environment or the user's network cannot be made.
+        EnvironmentFailed: the environment raised.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(_choose, file, tuple(overrides), str(modules.absolute()), usable_cores()).result()
+        except BrokenProcessPool as error:
+            raise ConfigurationError(
+                "actors.replicas is auto, and the process that measures the environment was killed; give a number"
+            ) from error
+
+
+def fewest(speeds: Mapping[int, float]) -> int:
+    """Return the fewest actors whose speed is within ``MOST_LOSS`` of the fastest; speeds by number of actors."""
+    enough = (1 - MOST_LOSS) * max(speeds.values())
+    return min(number for number, speed in speeds.items() if speed >= enough)
+
+
+def _choose(file: Path, overrides: Sequence[str], modules: str, cores: int) -> Choice:
+    sys.path.insert(0, modules)
+    from rlsrl.envs.factory import environment_spec
+    from rlsrl.policies.effort import network_effort
+    from rlsrl.sizing.costs import measured_costs
+    from rlsrl.sizing.environment import measure_environment
+    from rlsrl.sizing.estimate import estimate
+    from rlsrl.sizing.workload import Hardware, workload_of
+    from rlsrl.workers.build.common import environment_source, torch_policy
+
+    spec = load_file(file, overrides, auto_actors=lambda: 1).spec
+    source = environment_source(spec.environment)
+    env_spec = environment_spec(source)
+    network = network_effort(torch_policy(spec.policy.network, env_spec, seed=spec.seed))
+    environment, costs = measure_environment(source), measured_costs().costs
+    speeds = {}
+    for number in range(1, min(spec.actors.num_environments, max(MOST_ACTORS_A_CORE * cores, LEAST_TRIED)) + 1):
+        try:
+            tried = load_file(file, overrides, auto_actors=lambda number=number: number).spec  # type: ignore[misc]
+        except SpecError:
+            continue  # a ringSize that does not divide the environments of each actor, for example
+        workload = workload_of(
+            tried, env_spec, environment=environment, network=network, hardware=Hardware(cores=cores)
+        )
+        speeds[number] = estimate(workload, costs).env_steps_a_second
+    chosen = fewest(speeds)
+    return Choice(num_actors=chosen, cores=cores, env_steps_a_second=speeds[chosen])
