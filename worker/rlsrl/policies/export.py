@@ -27,8 +27,9 @@ from rlsrl.policies.numpy_policy import NumpyPolicy
 
 CHECK_LANES = 64
 """Random observations on which an exported actor is compared with its network."""
-CHECK_TOLERANCE = 1e-5
-"""Largest difference allowed, relative to the largest output."""
+CHECK_TOLERANCE = 1e-4
+"""Largest difference allowed, relative to the largest output. Rounding differs, too, since torch and numpy add up in
+different orders: by 1.1e-5 for the 27,648 pixels of CarRacing on a processor without AVX-512."""
 
 
 class ExportMismatch(RuntimeError):
@@ -112,7 +113,7 @@ def check_export(policy: Policy, exported: ExportedActor, parameters: Parameters
     """Compare a policy with its exported actor on random observations. A trainer does so at its start.
 
     Raises:
-        ExportMismatch: an output differs by more than 1e-5 of the largest.
+        ExportMismatch: an output differs by more than ``CHECK_TOLERANCE`` of the largest.
     """
     policy.load(parameters)
     observation, mask = _random_observation(exported.observation), _random_mask(exported)
