@@ -46,9 +46,9 @@ def _lines(field: FieldInfo) -> list[str]:
     ]
     if field.on_edit is not None and not field.children:
         lines += ["", "ON A CLUSTER:", *_indented(EDITS[field.on_edit], 4)]
-    if field.children:
+    if children := (field.item or field).children:
         lines += ["", "FIELDS:"]
-        for child in field.children:
+        for child in children:
             lines += [f"  {child.path[-1]} <{type_name(child.schema)}>{_necessity(child)}"]
             lines += _indented(child.description, 6)
     return lines

@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -43,6 +43,12 @@ class FieldInfo:
         """The field's members in the order of the reference, without those that only Kubernetes writes."""
         return tuple(child for child in _members(self) if not child.schema.get("readOnly"))
 
+    @property
+    def item(self) -> FieldInfo | None:
+        """The entries of a list of mappings, under the list's own path; None for every other field."""
+        inner = self.schema.get("items", {})
+        return replace(self, schema=inner, required=False) if "properties" in inner else None
+
 
 def show_path(path: Path) -> str:
     """Return a path as users write it: ``spec.policy.network.mlp.hiddenSizes[0]``; unusual keys in ``["..."]``."""
@@ -68,7 +74,10 @@ def root() -> FieldInfo:
 
 
 def find(path: Path) -> FieldInfo | None:
-    """Return the field at ``path``, or None. List items and members of free JSON count as fields."""
+    """Return the field at ``path``, or None. List items and members of free JSON count as fields.
+
+    A member of a list's mappings is found with and without an index: ``egress[0].to`` and ``egress.to``.
+    """
     field = root()
     for step in path:
         found = _step(field, step)
@@ -189,6 +198,8 @@ def _members(field: FieldInfo) -> Iterator[FieldInfo]:
 
 
 def _step(field: FieldInfo, step: str | int) -> FieldInfo | None:
+    if isinstance(step, str) and (item := field.item) is not None:
+        return _step(item, step)
     if isinstance(step, int):
         inner = field.schema.get("items")
     elif "properties" in field.schema:

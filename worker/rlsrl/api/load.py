@@ -137,6 +137,8 @@ def dump(experiment: RLExperiment) -> str:
 
 def _without_nulls(path: Path, value: Any) -> Any:
     """Drop fields that are not set. Nulls in free JSON stay."""
+    if isinstance(value, list):
+        return [_without_nulls((*path, index), each) for index, each in enumerate(value)]
     if not _has_fields(path):
         return value
     return {name: _without_nulls((*path, name), member) for name, member in value.items() if member is not None}
@@ -189,6 +191,8 @@ def _explained(document: Document, details: ErrorDetails) -> Iterator[Problem]:
                     value=details["input"] if not violation.at else None,
                     allowed=violation.allowed,
                 )
+        case "too_short" if len(details["input"]) >= details["ctx"]["min_length"]:
+            return  # pydantic counts only the valid entries; the wrong ones have problems of their own
         case kind:
             is_key = details["loc"][-1:] == ("[key]",)
             value = details["input"]

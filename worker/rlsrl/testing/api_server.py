@@ -11,6 +11,7 @@ import copy
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from ipaddress import ip_network
 from typing import Any
 
 import celpy
@@ -64,6 +65,8 @@ def with_defaults(schema: OpenApiSchema, value: Any) -> Any:
                 value[name] = copy.deepcopy(each["default"])
             if name in value:
                 value[name] = with_defaults(each, value[name])
+    if isinstance(value, list) and "items" in schema:
+        return [with_defaults(schema["items"], each) for each in value]
     return value
 
 
@@ -72,6 +75,8 @@ def _pruned_of_nulls(schema: OpenApiSchema, value: Any) -> Any:
         properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
         kept = {name: each for name, each in value.items() if each is not None or "additionalProperties" in schema}
         return {name: _pruned_of_nulls(properties.get(name, others), each) for name, each in kept.items()}
+    if isinstance(value, list) and "items" in schema:
+        return [_pruned_of_nulls(schema["items"], each) for each in value]
     return value
 
 
@@ -88,12 +93,22 @@ def _misfits(schema: OpenApiSchema, value: Any, path: str) -> Iterator[str]:
         yield f"{path}: {value!r} is not one of {schema['enum']}"
     if isinstance(value, str) and "pattern" in schema and not re.search(schema["pattern"].replace("$", r"\Z"), value):
         yield _OutOfBounds(f"{path}: {value!r} does not match {schema['pattern']}")
+    if schema.get("format") == "cidr" and not _is_cidr(value):
+        yield f"{path}: {value!r} is not of the format cidr"
     yield from _out_of_bounds(schema, value, path)
     if isinstance(value, list):
         for index, each in enumerate(value):
             yield from _misfits(schema["items"], each, f"{path}[{index}]")
     if isinstance(value, dict) and path != ".metadata":
         yield from _wrong_members(schema, value, path)
+
+
+def _is_cidr(value: str) -> bool:
+    try:
+        ip_network(value, strict=False)
+    except ValueError:
+        return False
+    return "/" in value
 
 
 def _out_of_bounds(schema: OpenApiSchema, value: Any, path: str) -> Iterator[str]:
@@ -139,6 +154,9 @@ def _broken_rules(schema: OpenApiSchema, value: Any, path: str, former: Any = No
             if name in value:
                 before = former.get(name) if isinstance(former, dict) else None
                 yield from _broken_rules(each, value[name], f"{path}.{name}", before)
+    if isinstance(value, list) and "items" in schema:
+        for index, each in enumerate(value):
+            yield from _broken_rules(schema["items"], each, f"{path}[{index}]")
 
 
 @cache
