@@ -21,8 +21,8 @@ from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.model import Model
 from rlsrl.testing.api_server import faults, faults_of_defaults
 from rlsrl.testing.documents import (
+    ALL_MODELS,
     CASES,
-    MODELS,
     JsonDocument,
     as_sent,
     empty_unions,
@@ -130,7 +130,7 @@ def test_crd_and_loader_agree_on_generated_documents() -> None:
         assert of_crd, document
         assert models_verdict(document), document
         broken.update(fault.partition(": ")[2] for fault in of_crd)
-    rules = [rule for model in MODELS.values() for rule in model.cel_rules()]
+    rules = [rule for model in ALL_MODELS for rule in model.cel_rules()]
     never = {rule.message for rule in rules} - set(broken)
     assert not never, "rules that no document broke"
 

@@ -51,6 +51,7 @@ def test_an_absent_field_equals_its_default() -> None:
         ("environment.maxEpisodeSteps", 10, "refuse"),
         ("environment.kwargsByRank", {"each": {}, "cycle": {}, "addRank": {"port": 1}}, "refuse"),
         ("environment.passPlace", True, "refuse"),
+        ("environment.egress", [{"to": {"cidr": "10.0.0.0/8"}, "ports": [{"port": 1}]}], "live"),
         ("parameters.store.filesystem.size", "1Gi", "refuse"),
         ("parameters.store.filesystem.whenDeleted", "Delete", "live"),
     ],

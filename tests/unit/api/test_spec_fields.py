@@ -19,6 +19,7 @@ from rlsrl.testing.documents import (
     camel,
     inside,
     is_ignored,
+    is_list_of_models,
     legal,
     minimal,
     out_of_range,
@@ -60,7 +61,11 @@ def free(case: Case) -> bool:
     return get_origin(case.kind.type) is dict and case.kind.items[1].type is not str
 
 
-CONTAINERS = [case for case in LEAVES if get_origin(case.kind.type) in (tuple, dict) and not free(case)]
+CONTAINERS = [
+    case
+    for case in LEAVES
+    if get_origin(case.kind.type) in (tuple, dict) and not free(case) and not is_list_of_models(case.kind)
+]
 
 
 @pytest.mark.parametrize("case", LEAVES, ids=ids)

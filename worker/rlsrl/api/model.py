@@ -40,6 +40,11 @@ def _refuse(violations: tuple[Violation, ...]) -> None:
         raise _error(violations)
 
 
+def refusal(message: str, *, allowed: str) -> PydanticCustomError:
+    """Return the error that a validator of one value raises: what is wrong, and what would be right."""
+    return _error((Violation(at=(), message=message, allowed=allowed),))
+
+
 def _error(violations: tuple[Violation, ...]) -> PydanticCustomError:
     text = "; ".join(f"{'.'.join(each.at)}: {each.message}" if each.at else each.message for each in violations)
     return PydanticCustomError(RULES, "{text}", {"text": text, RULES: violations})
@@ -118,7 +123,7 @@ def _short(arguments: dict[str, Any]) -> dict[str, Any]:
         largest = max(arguments, key=lambda name: len(json.dumps(arguments[name])))
         message = f"has {size} characters as JSON, most of them in {largest!r}"
         allowed = f"at most {MAX_ARGUMENTS}; put data into a file of the image or a volume, and pass its path"
-        _refuse((Violation(at=(), message=message, allowed=allowed),))
+        raise refusal(message, allowed=allowed)
     return arguments
 
 

@@ -20,7 +20,7 @@ from rlsrl.api.resolved import (
     TrainerConfig,
 )
 from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, POLICY, TRAINER
-from rlsrl.api.spec import CompileMode, ExperimentSpec, RLExperiment
+from rlsrl.api.spec import CompileMode, Environment, ExperimentSpec, RLExperiment
 
 POLICY_NAME = "default"
 """The one policy's name in the parameter DB."""
@@ -63,6 +63,11 @@ class ResolutionContext:
             "log_folder": self.placement.log_folder,
             "ledger_folder": self.placement.ledger_folder,
         }
+
+    @cached_property
+    def environment(self) -> Environment:
+        """The environment as workers get it."""
+        return self.spec.environment.for_workers
 
     @property
     def parameters_endpoint(self) -> str | None:
@@ -128,7 +133,7 @@ def trainer_config(context: ResolutionContext) -> TrainerConfig:
     return TrainerConfig(
         **context.common,
         serves_at=placement.streams_serve_at,
-        environment=spec.environment,
+        environment=context.environment,
         network=spec.policy.network,
         normalize_observations=spec.policy.normalize_observations,
         algorithm=spec.algorithm.chosen,
@@ -156,7 +161,7 @@ def actor_config(context: ResolutionContext) -> ActorConfig:
     needs_number = actors.environments is not None or spec.environment.pass_place
     return ActorConfig(
         **context.common,
-        environment=spec.environment,
+        environment=context.environment,
         network=spec.policy.network,
         num_actors=context.num_workers[ACTOR] if needs_number else None,
         environments=actors.environments,
@@ -181,7 +186,7 @@ def policy_worker_config(context: ResolutionContext) -> PolicyWorkerConfig:
     return PolicyWorkerConfig(
         **context.common,
         serves_at=context.placement.streams_serve_at,
-        environment=spec.environment,
+        environment=context.environment,
         network=spec.policy.network,
         inference_endpoints=context.inference_endpoints,
         max_batch_size=workers.max_batch_size,
@@ -198,7 +203,7 @@ def buffer_config(context: ResolutionContext) -> BufferConfig:
     return BufferConfig(
         **context.common,
         serves_at=context.placement.streams_serve_at,
-        environment=spec.environment,
+        environment=context.environment,
         rollout_length=spec.actors.rollout_length,
         lanes_per_slot=max(spec.actors.rollout_environments),
         has_discounted_return=spec.algorithm.chosen.normalize_rewards,
@@ -217,7 +222,7 @@ def evaluator_config(context: ResolutionContext) -> EvaluatorConfig:
     spread = evaluators.spread
     return EvaluatorConfig(
         **context.common,
-        environment=spec.environment,
+        environment=context.environment,
         network=spec.policy.network,
         num_evaluators=evaluators.replicas,
         environments=spread.num_per_worker,

@@ -95,6 +95,11 @@ class Role:
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Environment variables of its processes, beside those of every worker (``rlsrl.api.process_environment``)."""
 
+    @property
+    def makes_environment(self) -> bool:
+        """Whether its workers make the experiment's environment: to step it, or to learn its spaces."""
+        return "environment" in self.config.model_fields
+
     def num_workers(self, spec: ExperimentSpec) -> int:
         """Return the number of workers that the experiment asks for; 0 if it has no such role."""
         section = None if self.section is None else getattr(spec, self.section)

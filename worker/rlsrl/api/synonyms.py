@@ -9,6 +9,8 @@ _BY_FIELD = {
     "environment.passPlace": "env_context worker_index vector_index",
     "environment.frameStack": "n_stack framestack num_framestacks",
     "environment.maxEpisodeSteps": "horizon time_limit",
+    "environment.egress": "network_policy",
+    "environment.egress.to.cidr": "ip_block",
     "policy.network.mlp.hiddenSizes": "net_arch fcnet_hiddens hidden_layers",
     "policy.network.mlp.activation": "activation_fn fcnet_activation nonlinearity",
     "policy.normalizeObservations": "norm_obs observation_filter",
@@ -48,7 +50,7 @@ _BY_FIELD = {
     "stop.wallSeconds": "time_total_s",
     "tracking.wandb.project": "wandb_project_name",
 }
-"""By field of the spec: its names in Stable-Baselines3, CleanRL and RLlib."""
+"""By field of the spec: its names in Stable-Baselines3, CleanRL and RLlib, or in Kubernetes."""
 
 
 def synonym(name: str) -> tuple[str, ...] | None:

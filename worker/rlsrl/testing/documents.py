@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
 from rlsrl.api.model import Model
-from rlsrl.api.spec import RLExperiment
+from rlsrl.api.spec import EgressPeer, EgressPort, EgressRule, LabelSelector, RLExperiment
 
 JsonDocument = dict[str, Any]
 """A document as a JSON value."""
@@ -64,6 +64,15 @@ def kind_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> FieldType:
     return FieldType(annotation, metadata)
 
 
+def is_list_of_models(kind: FieldType) -> bool:
+    """Return whether the value is a list of mappings with fields, of which ``environment.egress`` is the only one."""
+    return (
+        get_origin(kind.type) is tuple
+        and isinstance(kind.items[0].type, type)
+        and issubclass(kind.items[0].type, Model)
+    )
+
+
 def is_ignored(field: FieldInfo) -> bool:
     """Return whether only Kubernetes writes the field."""
     return field.json_schema_extra == {"readOnly": True}
@@ -91,6 +100,10 @@ LEAVES = tuple(case for case in CASES if not (isinstance(case.kind.type, type) a
 
 MODELS = {(): RLExperiment} | {case.path: case.kind.type for case in CASES if case not in LEAVES}
 """The models by path."""
+
+
+ALL_MODELS = (*MODELS.values(), EgressRule, EgressPeer, EgressPort, LabelSelector)
+"""Every model, those in lists included."""
 
 
 EXAMPLES = {
@@ -134,6 +147,40 @@ POD_TEMPLATES: tuple[JsonDocument, ...] = (
 """Valid values of ``podTemplate``."""
 
 
+EGRESS: tuple[JsonDocument, ...] = (
+    {"to": {"cidr": "203.0.113.0/24"}, "ports": [{"port": 8443}]},
+    {"to": {"cidr": "2001:db8::/32"}, "ports": [{"port": 9000, "endPort": 9010, "protocol": "UDP"}, {"port": 1}]},
+    {"to": {"podSelector": {"matchLabels": {"app": "simulator"}}}, "ports": [{"port": 80}]},
+    {"to": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "games"}}}, "ports": [{"port": 80}]},
+    {"to": {"namespaceSelector": {}, "podSelector": {}}, "ports": [{"port": 65535, "endPort": 65535}]},
+)
+"""Valid rules of ``environment.egress``."""
+ALLOWED_EGRESS: tuple[JsonDocument, ...] = (
+    {"cidr": "203.0.113.0/24"},
+    {"cidr": "2001:db8::/32"},
+    {"namespaceSelector": {}},
+)
+"""The administrator's setting ``environments.egress`` that allows these rules."""
+_PEER, _PORTS = EGRESS[0]["to"], EGRESS[0]["ports"]
+BROKEN_EGRESS: tuple[JsonDocument, ...] = (
+    {"ports": _PORTS},
+    {"to": {}, "ports": _PORTS},
+    {"to": {**_PEER, "podSelector": {}}, "ports": _PORTS},
+    {"to": {"cidr": "203.0.113.256/24"}, "ports": _PORTS},
+    {"to": {"cidr": "203.0.113.0/33"}, "ports": _PORTS},
+    {"to": {"cidr": "203.0.113.0"}, "ports": _PORTS},
+    {"to": {"podSelector": {"matchLabels": {"app": "two words"}}}, "ports": _PORTS},
+    {"to": {"podSelector": {"app": "simulator"}}, "ports": _PORTS},
+    {"to": _PEER},
+    {"to": _PEER, "ports": []},
+    {"to": _PEER, "ports": [{"port": 0}]},
+    {"to": _PEER, "ports": [{"port": 65536}]},
+    {"to": _PEER, "ports": [{"port": 80, "endPort": 79}]},
+    {"to": _PEER, "ports": [{"port": 80, "protocol": "tcp"}]},
+)
+"""Rules that the API server and the models refuse."""
+
+
 def legal(case: Case) -> Any:
     """Return a valid value of the field: the lowest, the first or the smallest."""
     kind = case.kind
@@ -143,6 +190,8 @@ def legal(case: Case) -> Any:
         return get_args(kind.type)[0]
     if kind.type is str:
         return EXAMPLES.get(case.text, "package.module:make")
+    if is_list_of_models(kind):
+        return [copy.deepcopy(EGRESS[0])]
     if get_origin(kind.type) is tuple:
         return [INFO_KEYS[0] if kind.items[0].type is str else kind.items[0].bound("ge")]
     if get_origin(kind.type) is dict:
@@ -228,6 +277,8 @@ def out_of_range(kind: FieldType) -> list[Any]:
         return ["x" * (kind.bound("max_length") + 1), "", "no spaces, please", "-x", "ä", "x\n"]
     if get_origin(kind.type) is tuple:
         item, too_many = kind.items[0], kind.bound("max_length") + 1
+        if is_list_of_models(kind):
+            return [[EGRESS[0]] * too_many]
         if item.type is str:
             return [[INFO_KEYS[0]] * too_many]
         return [[], [item.bound("ge")] * too_many]
@@ -294,6 +345,8 @@ def random_legal(case: Case, rng: random.Random) -> Any:
         return rng.choice(get_args(kind.type))
     if get_origin(kind.type) is tuple:
         item, number = kind.items[0], rng.randint(1, kind.bound("max_length"))
+        if is_list_of_models(kind):
+            return copy.deepcopy(rng.sample(EGRESS, rng.randint(1, len(EGRESS))))
         if item.type is str:
             return rng.choices(INFO_KEYS, k=number)
         return [rng.randint(item.bound("ge"), item.bound("le")) for _ in range(number)]
@@ -439,6 +492,12 @@ def _vectorize(document: JsonDocument, rng: random.Random) -> None:
     mapping[name] = value
 
 
+def _break_egress(document: JsonDocument, rng: random.Random) -> None:
+    """Add a wrong rule of egress, or a correct one."""
+    if (environment := _mapping_at(document, ("spec", "environment"))) is not None:
+        environment["egress"] = [copy.deepcopy(rng.choice([*BROKEN_EGRESS, *EGRESS]))]
+
+
 def _fix_a_version(document: JsonDocument, rng: random.Random) -> None:
     """Let evaluators play one version, with a field that may exclude it, or with a tag that may be none."""
     tag = rng.choice(["best", "latest", "2.1500", "v2.1500"])
@@ -453,7 +512,7 @@ def _lower_the_lag(document: JsonDocument, rng: random.Random) -> None:
 
 _CHANGES = (
     _change_a_value, _misspell, _leave_out, _add, _give_another_member, _break_arithmetic, _leave_the_end_open,
-    _vectorize, _fix_a_version, _lower_the_lag, _break_arithmetic,
+    _vectorize, _fix_a_version, _lower_the_lag, _break_egress, _break_arithmetic,
 )  # fmt: skip
 """The rules that arithmetic breaks are the most, so it has two entries."""
 

@@ -6,7 +6,8 @@ several fields is one record, a ``CrossFieldRule``, with its Python check and it
 """
 
 from rlsrl.api.spec.algorithm import AlgorithmSpec, LinearScheduleSpec, PpoSpec, ScheduleSpec
-from rlsrl.api.spec.environment import Atari, Environment
+from rlsrl.api.spec.egress import EgressPeer, EgressPort, EgressRule, LabelSelector
+from rlsrl.api.spec.environment import Atari, Environment, EnvironmentSpec
 from rlsrl.api.spec.experiment import API_VERSION, KIND, ExperimentSpec, RLExperiment
 from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import FilesystemStore, ObjectStore, ParameterStore, ParameterVersions
@@ -35,11 +36,16 @@ __all__ = [
     "CompileMode",
     "CustomNetwork",
     "Device",
+    "EgressPeer",
+    "EgressPort",
+    "EgressRule",
     "Environment",
+    "EnvironmentSpec",
     "Evaluators",
     "ExperimentSpec",
     "FilesystemStore",
     "FixedVersion",
+    "LabelSelector",
     "LinearScheduleSpec",
     "Metadata",
     "Mlp",

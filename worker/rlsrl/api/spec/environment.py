@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, JsonValue
 
-from rlsrl.api.model import INTEGRAL, Arguments, Model, Name
+from rlsrl.api.model import INTEGRAL, LIVE, Arguments, Model, Name
+from rlsrl.api.spec.egress import MAX_RULES, EgressRule
 from rlsrl.api.spec.scalars import Attribute, Count, PositiveSeconds
 
 MAX_INFO_KEYS = 16
@@ -137,3 +138,19 @@ class Environment(Model):
             "actionMask": self.action_mask,
         }
         return tuple(name for name, value in given.items() if value is not None)
+
+
+class EnvironmentSpec(Environment):
+    """What the actors step: a registered Gymnasium environment, or one that your own function makes."""
+
+    egress: Annotated[tuple[EgressRule, ...], Field(strict=False, max_length=MAX_RULES), LIVE] = ()
+    """Destinations outside of the experiment that environments connect to, such as a simulator's server. On a cluster
+    NetworkPolicies close all others. The administrator allows destinations in the chart's value
+    ``environments.egress``: by default none. Also for workers that make an environment only to learn its spaces, so for
+    all but the coordinator. ``rlsrl run`` ignores the field: on one machine environments reach what you reach."""
+
+    @property
+    def for_workers(self) -> Environment:
+        """The environment without the rules of its network, which workers do not need: an edit restarts none."""
+        # The values are valid already.
+        return Environment.model_construct(**{name: getattr(self, name) for name in Environment.model_fields})

@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 from rlsrl.api.model import GANG, INTEGRAL, LIVE, MAX_ARGUMENTS, REFUSE, ROLL, Ignored, Model
 from rlsrl.api.rules import CrossFieldRule, Fault, near_divisors
 from rlsrl.api.spec.algorithm import AlgorithmSpec, PpoSpec
-from rlsrl.api.spec.environment import PLACE_ARGUMENT, Environment
+from rlsrl.api.spec.environment import PLACE_ARGUMENT, EnvironmentSpec
 from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import ParameterVersions
 from rlsrl.api.spec.policy import PolicySpec
@@ -415,7 +415,7 @@ class ExperimentSpec(Model):
 
     seed: Annotated[int, Field(ge=0, le=2_147_483_647), REFUSE, INTEGRAL] = 0
     """The seed of every random number of the run."""
-    environment: Annotated[Environment, REFUSE]
+    environment: Annotated[EnvironmentSpec, REFUSE]
     """What the actors step."""
     policy: Annotated[PolicySpec, REFUSE] = PolicySpec()
     """The network and the normalisation of its input."""
