@@ -79,10 +79,10 @@ def recorded_experiment(folder: RunFolder) -> RLExperiment:
         ) from error
 
 
-_FREE = "spec.evaluators"
-"""Fields below this one may change when a run resumes."""
+_FREE = ("spec.evaluators", "spec.environment.egress")
+"""Fields that may change when a run resumes, also those below them."""
 _ADVICE = (
-    "To resume the run, give the same experiment; only evaluators may differ. "
+    "To resume the run, give the same experiment; only evaluators and environment.egress may differ. "
     "To start a new run, use --fresh, which moves the old run aside, or --run-dir with another folder."
 )
 
