@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from rlsrl.api.pods import EXPERIMENT_LABEL
 from rlsrl.api.spec import KIND
+from rlsrl_operator.api_server import with_api_server
 from rlsrl_operator.cluster import connect
 from rlsrl_operator.coordinator_status import HttpCoordinatorStatus
 from rlsrl_operator.keyed_queue import KeyedQueue
@@ -59,7 +60,7 @@ class _Operator:
         session = await enter(aiohttp.ClientSession())
         self._reconciler = Reconciler(
             cluster,
-            self._settings,
+            await with_api_server(self._settings, cluster),
             HttpCoordinatorStatus(session),
             key=await read_key(cluster, self._settings.key_secret),
             on_status=lambda key, status: metrics.experiments.set_status(key.namespace, key.name, status),

@@ -25,7 +25,7 @@ from rlsrl_operator.manifests import (
     volume_claim,
 )
 from rlsrl_operator.manifests.context import SETTINGS_ANNOTATION, SETTINGS_KEY
-from rlsrl_operator.manifests.templates import disallowed
+from rlsrl_operator.manifests.permissions import disallowed
 from rlsrl_operator.manifests.types import ObjectKey, digest, key_of
 from rlsrl_operator.observe import Blocker, Observed, RevisionProblem
 from rlsrl_operator.operator_key import token_of

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import Field, JsonValue, ValidationError
@@ -13,6 +14,8 @@ from typing_extensions import override
 
 from rlsrl.api.model import INTEGRAL, Model
 from rlsrl.api.roles import ROLES
+from rlsrl.api.rules import CrossFieldRule, Fault
+from rlsrl.api.spec.egress import Cidr, EgressPeer
 
 SettingText = Annotated[str, Field(min_length=1, max_length=512)]
 RoleName = Annotated[str, Field(pattern=f"^({'|'.join(role.name for role in ROLES)})$")]
@@ -23,6 +26,24 @@ Identity = Literal["runAsUser", "runAsGroup", "fsGroup"]
 """The fields of a pod's ``securityContext`` that the restricted profile leaves open and that are of use."""
 Id = Annotated[int, Field(ge=1, le=2**31 - 1), INTEGRAL]
 """The number of a user or group; root (0) is not allowed."""
+
+
+def _exceptions_are_inside(allowed: AllowedEgress) -> Fault | None:
+    if not allowed.except_:
+        return None
+    if allowed.cidr is None:
+        return Fault("is given without cidr", "ranges inside a cidr")
+    outer = ip_network(allowed.cidr)
+    for each in allowed.except_:
+        inner = ip_network(each)
+        if inner.version != outer.version or not outer.supernet_of(inner) or inner == outer:  # type: ignore[arg-type]
+            return Fault(f"{each} is not inside {outer}", f"ranges inside {outer}")
+    return None
+
+
+_EXCEPTIONS_ARE_INSIDE = CrossFieldRule(
+    at="except", check=_exceptions_are_inside, cel=None, message="ranges inside cidr, and smaller than cidr"
+)
 
 
 class SettingsError(ValueError):
@@ -87,6 +108,25 @@ class NetworkPolicies(Model):
     """The peer that answers DNS."""
 
 
+class AllowedEgress(EgressPeer):
+    """A destination of ``environment.egress``, or a wider one: a range around it, or selectors with fewer labels."""
+
+    rules: ClassVar[tuple[CrossFieldRule, ...]] = (*EgressPeer.rules, _EXCEPTIONS_ARE_INSIDE)
+
+    except_: tuple[Cidr, ...] = Field(default=(), strict=False, alias="except")
+    """Ranges inside ``cidr`` that experiments must not reach."""
+
+
+class Environments(Model):
+    """What experiments' environments may do."""
+
+    egress: tuple[AllowedEgress, ...] = Field(default=(), strict=False)
+    """Destinations that experiments may name in ``environment.egress``; empty for none."""
+    api_server: tuple[Cidr, ...] | None = Field(default=None, strict=False)
+    """Addresses of the API server, which the operator finds when it starts (``rlsrl_operator.api_server``); None:
+    unknown."""
+
+
 class OperatorSettings(Model):
     """All settings of the operator."""
 
@@ -107,6 +147,8 @@ class OperatorSettings(Model):
     namespaces, or all."""
     network_policies: NetworkPolicies = NetworkPolicies()
     """The connections that experiments' pods accept and open."""
+    environments: Environments = Environments()
+    """What experiments' environments may do."""
 
     def defaults_of(self, role: str) -> PodDefaults:
         """Return the pod defaults of a role."""
@@ -147,6 +189,6 @@ def _fault(details: ErrorDetails) -> str:
 
 _NAMES = [
     field.alias or name
-    for model in (OperatorSettings, Images, PodDefaults, NetworkPolicies)
+    for model in (OperatorSettings, Images, PodDefaults, NetworkPolicies, Environments, AllowedEgress)
     for name, field in model.model_fields.items()
 ]

@@ -410,7 +410,7 @@ def summarize(
         now: the present time.
         failed_create: why pods cannot be created, if they cannot.
         refused_edits: fields of the document that were edited and must not be.
-        disallowed: faults of the document's pod templates under the administrator's rules.
+        disallowed: what the administrator does not allow of the document.
     """
     generation, before = context.generation, status
     counts = _role_counts(status, context, pods)

@@ -1,4 +1,7 @@
-"""NetworkPolicies that allow the role graph's connections and no others, if the cluster enforces them."""
+"""NetworkPolicies that allow the role graph's connections and the environments', and no others.
+
+The cluster's network plugin must enforce them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from rlsrl.api.placement import HTTP_PORT
 from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.roles import Role
 from rlsrl_operator.manifests.context import ExperimentContext
+from rlsrl_operator.manifests.egress import egress_rules
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import connections, roles_of
 
@@ -40,6 +44,8 @@ def _policy(context: ExperimentContext, role: Role) -> Manifest:
     wandb = context.experiment.spec.tracking.wandb
     if wandb is not None and wandb.mode == "online" and role.name == COORDINATOR:
         egress.append(_ports((_HTTPS_PORT,)))
+    if role.makes_environment:
+        egress += egress_rules(context.experiment, context.settings.environments)
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

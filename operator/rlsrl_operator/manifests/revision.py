@@ -20,7 +20,7 @@ from rlsrl_operator.manifests.config import live_settings, role_configs
 from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.kueue import queue_labels
 from rlsrl_operator.manifests.network import network_policies
-from rlsrl_operator.manifests.templates import disallowed
+from rlsrl_operator.manifests.permissions import disallowed
 from rlsrl_operator.manifests.types import Manifest, key_of
 from rlsrl_operator.manifests.workloads import services, workloads
 from rlsrl_operator.settings import OperatorSettings
@@ -64,8 +64,11 @@ def first_revision(context: ExperimentContext) -> Revision:
 def next_revision(before: Revision, context: ExperimentContext) -> Revision:
     """Return the revision of an edited experiment. Objects and pod templates that the edit does not change stay as
     recorded: both experiments are rendered by this operator, and only their differences count.
+
+    What the administrator allows to environments is that of today: the edit was judged by it.
     """
-    context = replace(context, settings=before.settings, experiment=_in_queue_of(before.experiment, context.experiment))
+    settings = before.settings.model_copy(update={"environments": context.settings.environments})
+    context = replace(context, settings=settings, experiment=_in_queue_of(before.experiment, context.experiment))
     kept = {key_of(each): each for each in before.manifests}
     as_before = {key_of(each): each for each in render(replace(context, experiment=before.experiment))}
     made = [_carried(each, as_before.get(key_of(each)), kept.get(key_of(each))) for each in render(context)]

@@ -18,7 +18,6 @@ from rlsrl.api.role_names import TRAINER
 from rlsrl.api.roles import ROLES
 from rlsrl.api.spec import RLExperiment
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.settings import OperatorSettings
 
 SECTIONS: Mapping[str, str] = {role.name: role.section for role in ROLES if role.section is not None}
 """By role: the section of the spec that holds its ``pod_template``."""
@@ -63,11 +62,6 @@ def template_faults(experiment: RLExperiment) -> list[str]:
         if role == TRAINER:
             found += _devices(template, at, experiment.spec.trainers.gpu_resource)
     return found
-
-
-def disallowed(experiment: RLExperiment, settings: OperatorSettings) -> list[str]:
-    """Return the faults of the experiment's pod templates under the administrator's rules."""
-    return [] if settings.pod_templates == "any" else template_faults(experiment)
 
 
 def merged_template(made: Manifest, template: Mapping[str, Any]) -> Manifest:

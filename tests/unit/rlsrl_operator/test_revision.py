@@ -13,7 +13,7 @@ import pytest
 from rlsrl.api.edits import edits
 from rlsrl.api.model import MAX_ARGUMENTS, OnEdit
 from rlsrl.api.role_names import COORDINATOR, TRAINER
-from rlsrl.testing.documents import minimal
+from rlsrl.testing.documents import EGRESS, minimal
 from rlsrl_operator.manifests import (
     ExperimentContext,
     Manifest,
@@ -82,6 +82,7 @@ EDITS: dict[str, tuple[dict[str, Any], OnEdit, set[str]]] = {
     "budget": ({"restarts": {"budget": 3}}, "live", set()),
     "volume": ({"parameters": {"store": {"filesystem": {"whenDeleted": "Delete"}}}}, "live", set()),
     "suspend": ({"suspend": True}, "live", set()),
+    "destinations of environments": ({"environment": {"egress": [EGRESS[0]]}}, "live", set()),
     "batches of policy workers": ({"policyWorkers": {"maxBatchSize": 7}}, "roll", {"policy"}),
     "policy workers": ({"policyWorkers": {"replicas": 2}}, "roll", {"policy", "actor"}),
     "evaluators": ({"evaluators": {"environments": 3}}, "roll", {"evaluator"}),

@@ -89,6 +89,34 @@ FAULTS = {
         IMAGES + "roles: {actor: {securityContext: {runAsNonRoot: false}}}\n",
         "roles.actor.securityContext.runAsNonRoot: Input should be 'runAsUser', 'runAsGroup' or 'fsGroup', not",
     ),
+    "an exception outside": (
+        IMAGES + "environments: {egress: [{cidr: 10.0.0.0/8, except: [11.0.0.0/8]}]}\n",
+        "environments.egress.0: except: 11.0.0.0/8 is not inside 10.0.0.0/8, not {'cidr': '10.0.0.0/8'",
+    ),
+    "an exception of everything": (
+        IMAGES + "environments: {egress: [{cidr: 10.0.0.0/8, except: [10.0.0.0/8]}]}\n",
+        "environments.egress.0: except: 10.0.0.0/8 is not inside 10.0.0.0/8, not",
+    ),
+    "an exception of the other version": (
+        IMAGES + "environments: {egress: [{cidr: 10.0.0.0/8, except: ['2001:db8::/64']}]}\n",
+        "environments.egress.0: except: 2001:db8::/64 is not inside 10.0.0.0/8, not",
+    ),
+    "an exception without a range": (
+        IMAGES + "environments: {egress: [{podSelector: {}, except: [10.0.0.0/8]}]}\n",
+        "environments.egress.0: except: is given without cidr, not",
+    ),
+    "a destination without contents": (
+        IMAGES + "environments: {egress: [{}]}\n",
+        "environments.egress.0: has none of cidr, namespaceSelector, podSelector, not {}",
+    ),
+    "a range that is none": (
+        IMAGES + "environments: {egress: [{cidr: 10.0.0.1/8}]}\n",
+        "environments.egress.0.cidr: 10.0.0.1/8 is no range: its address has bits beyond the prefix, not '10.0.0.1/8'",
+    ),
+    "a misspelt exception": (
+        IMAGES + "environments: {egress: [{cidr: 10.0.0.0/8, excepts: []}]}\n",
+        "environments.egress.0.excepts is not a field: did you mean except?",
+    ),
     "within a list": (IMAGES + "namespaces: [a, 1]\n", "namespaces.1: Input should be a valid string, not 1"),
     "long": (IMAGES + f"namespaces: {'x' * 1000}\n", f"namespaces: Input should be a valid tuple, not '{'x' * 99}..."),
     "two faults": (

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes.aio.client.models import V1Container, V1PodSpec, V1Volume, V1VolumeProjection
 
 from rlsrl.api.roles import ROLES
 from rlsrl.testing.documents import minimal
 from rlsrl_operator.manifests import Manifest, render
-from rlsrl_operator.manifests.templates import SECTIONS, disallowed, template_faults
-from rlsrl_operator.settings import PodDefaults
+from rlsrl_operator.manifests.permissions import disallowed
+from rlsrl_operator.manifests.templates import SECTIONS, template_faults
+from rlsrl_operator.settings import Environments, PodDefaults
 from rlsrl_operator.testing import SETTINGS, context_of, faults_of_restricted
 
 
@@ -166,6 +168,33 @@ def test_a_field_is_treated_as_the_page_says(section: str, name: str, verdict: s
     assert bool(faults) is (verdict != "allowed"), faults
     assert all(f".{name} is not an allowed field" in each for each in faults)
     assert not disallowed(context.experiment, SETTINGS.model_copy(update={"pod_templates": "any"}))
+
+
+def test_an_environment_gets_its_credentials_from_a_secret_as_the_page_says() -> None:
+    text = PAGE.read_text(encoding="utf-8").partition("## Credentials of an environment\n")[2]
+    shown = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    document = {**minimal(), "spec": {**shown["spec"], "stop": {"envSteps": 1}}}
+    environments = Environments.model_validate({"egress": [{"cidr": "203.0.113.0/24"}], "apiServer": []})
+    settings = SETTINGS.model_copy(update={"environments": environments})
+    context = context_of(document, settings=settings)
+    assert disallowed(context.experiment, settings) == []
+    rendered = render(context)
+    pods = {
+        each["metadata"]["labels"]["rlsrl.dev/role"]: each["spec"]["template"]["spec"]
+        for each in rendered
+        if "template" in each.get("spec", {})
+    }
+    for role in ("actor", "trainer"):
+        (container,) = pods[role]["containers"]
+        reference = {"secretKeyRef": {"name": "simulator", "key": "token"}}
+        assert {"name": "SIMULATOR_TOKEN", "valueFrom": reference} in container["env"]
+        assert {"name": "simulator", "mountPath": "/var/run/simulator", "readOnly": True} in container["volumeMounts"]
+        (volume,) = (each for each in pods[role]["volumes"] if each["name"] == "simulator")
+        assert volume["secret"]["secretName"] == "simulator"
+        assert list(faults_of_restricted(pods[role])) == []
+    assert "simulator" not in str(pods["coordinator"])
+    configs = [each for each in rendered if each["kind"] == "ConfigMap"]
+    assert "SIMULATOR_TOKEN" not in str(configs), "the reference is in the pods alone"
 
 
 def test_gpus_are_set_by_the_spec_alone() -> None:

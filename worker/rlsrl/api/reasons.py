@@ -149,9 +149,10 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "True",
         ),
         "InvalidSpec": Judgement(
-            "The spec is invalid, or its `podTemplate` has a field that the administrator does not allow. The message "
-            "names the field.",
-            "Correct the spec.",
+            "The spec is invalid, or the administrator does not allow a field of a `podTemplate` or a destination of "
+            "`environment.egress`. The message names the field.",
+            "Correct the spec. The administrator allows more by the chart's values `podTemplates` and "
+            "`environments.egress`.",
             "False",
         ),
         "ObjectRefused": Judgement(
