@@ -45,6 +45,14 @@ EVERYWHERE = {("ClusterRole", "", OPERATOR), ("ClusterRoleBinding", "", OPERATOR
 ALWAYS = {(kind, WHERE, OPERATOR) for kind in ("ServiceAccount", "ConfigMap", "Deployment")}
 ITS_KEY = {(kind, WHERE, KEY) for kind in ("Role", "RoleBinding")}
 BY_DEFAULT: Set[Name] = CRD | FOR_USERS | EVERYWHERE | ALWAYS | ITS_KEY
+READER = f"{WHERE}-{OPERATOR}-api-server"
+API_SERVERS_ADDRESSES: Mapping[Name, Object] = {
+    ("Role", "default", READER): {"rules": [{"resourceNames": ["kubernetes"], "verbs": ["get"]}]},
+    ("RoleBinding", "default", READER): {
+        "roleRef": {"name": READER},
+        "subjects": [{"kind": "ServiceAccount", "name": OPERATOR, "namespace": WHERE}],
+    },
+}
 
 DEFAULT_SETTINGS: Object = {
     "keySecret": {"namespace": WHERE, "name": KEY},
@@ -122,6 +130,8 @@ SCRAPERS = [
     {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}, "podSelector": {}},
     {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
 ]
+EGRESS_RANGE = {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}
+EGRESS_PODS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "games"}}, "podSelector": {}}
 DIGESTS = {name: f"sha256:{digit * 64}" for name, digit in (("operator", "0"), ("actor", "a"), ("learner", "f"))}
 
 
@@ -300,6 +310,14 @@ CASES: Mapping[str, Case] = {
     "roles, left to the cluster": Case(
         values={"roles": {"default": {"securityContext": dict.fromkeys(POD["securityContext"])}}},
         settings={"roles": {"default": {"securityContext": dict.fromkeys(POD["securityContext"])}}},
+    ),
+    "environments.egress, by address": Case(
+        values={"environments": {"egress": [EGRESS_RANGE]}},
+        settings={"environments": {"egress": [EGRESS_RANGE]}},
+        more=API_SERVERS_ADDRESSES,
+    ),
+    "environments.egress, by labels": Case(
+        values={"environments": {"egress": [EGRESS_PODS]}}, settings={"environments": {"egress": [EGRESS_PODS]}}
     ),
     "networkPolicy.enabled": Case(
         values={"networkPolicy": {"enabled": False}}, settings={"networkPolicies": {"enabled": False}}

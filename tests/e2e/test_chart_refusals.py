@@ -179,6 +179,31 @@ REFUSED: Mapping[str, tuple[Object, str, str]] = {
         "/networkPolicy/scrapers/0/ipBlock/cidr",
         "does not match",
     ),
+    "a destination without contents": (
+        {"environments": {"egress": [{}]}},
+        "/environments/egress/0",
+        "minProperties: got 0, want 1",
+    ),
+    "a destination of both kinds": (
+        {"environments": {"egress": [{"cidr": "10.0.0.0/8", "podSelector": {}}]}},
+        "/environments/egress/0/podSelector",
+        "false schema",
+    ),
+    "an exception of no range": (
+        {"environments": {"egress": [{"podSelector": {}, "except": ["10.0.0.0/8"]}]}},
+        "/environments/egress/0/except",
+        "false schema",
+    ),
+    "a destination in a network policy's words": (
+        {"environments": {"egress": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}},
+        "/environments/egress/0",
+        UNKNOWN.format("ipBlock"),
+    ),
+    "a selector by expressions": (
+        {"environments": {"egress": [{"podSelector": {"matchExpressions": []}}]}},
+        "/environments/egress/0/podSelector",
+        UNKNOWN.format("matchExpressions"),
+    ),
     "an interval without a unit": (
         {"metrics": {"podMonitor": {"interval": "30"}}},
         "/metrics/podMonitor/interval",

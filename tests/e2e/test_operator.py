@@ -171,6 +171,26 @@ def test_pod_templates_cannot_weaken_the_security_context(where: Namespace) -> N
     experiment.await_phase("Succeeded")
 
 
+def test_environments_reach_nothing_that_the_administrator_has_not_listed(where: Namespace) -> None:
+    """The suite's operator allows no destination: the chart's default."""
+
+    def reaching(*rules: object) -> Object:
+        return short(stop={"wallSeconds": 600}, environment={"id": "CartPole-v1", "egress": list(rules)})
+
+    rule = {"to": {"cidr": "203.0.113.0/24"}, "ports": [{"port": 8443}]}
+    experiment = start(where, reaching(rule))
+    until(lambda: experiment.condition("Accepted").get("reason") == "InvalidSpec", "the spec is refused")
+    assert "egress[0].to.cidr: 203.0.113.0/24 is not within" in experiment.condition("Accepted")["message"]
+    assert not experiment.pods()
+    where.apply(reaching())
+    experiment.await_phase("Running")
+    pods = {pod["metadata"]["uid"] for pod in experiment.pods()}
+    where.apply(reaching(rule))
+    until(lambda: experiment.condition("Accepted").get("reason") == "InvalidSpec", "the edit is refused")
+    assert "203.0.113.0" not in str(where.list("networkpolicies"))
+    assert {pod["metadata"]["uid"] for pod in experiment.pods()} == pods
+
+
 def test_foreign_changes_are_reverted(where: Namespace) -> None:
     experiment = start(where, short(stop={"wallSeconds": 600}))
     experiment.await_phase("Running")

@@ -26,7 +26,7 @@ from operator_process import OperatorProcess
 from rlsrl.api.edits import refused
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.testing.cluster_api import Api
-from rlsrl.testing.documents import JsonDocument, as_sent, variation
+from rlsrl.testing.documents import ALLOWED_EGRESS, JsonDocument, as_sent, variation
 from rlsrl.testing.http_proxy import Request
 from rlsrl.testing.kubectl import Namespace, api_proxy
 from rlsrl.testing.manifest_diff import Manifests, Object, decided_by_spec, difference, normalized
@@ -98,6 +98,7 @@ class ExperimentNamespace:
             "statusSeconds": 3600,  # so that every write follows an event, not the timer
             "images": {"actor": "none/actor:1", "learner": "none/learner:1"},
             "roles": {"default": {"nodeSelector": self.node.selector}},
+            "environments": {"egress": ALLOWED_EGRESS},
             **settings,
         }
         folder = self.folder / str(next(self.num_operators))
