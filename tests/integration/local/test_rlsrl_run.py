@@ -199,6 +199,16 @@ def test_another_experiment_is_refused_field_by_field(desk: Desk, first: list[di
 FIXED = "evaluators.parameters"
 
 
+def test_a_run_resumes_with_other_destinations_of_its_environments(desk: Desk) -> None:
+    """One machine ignores them."""
+    desk.script("trainer", INTERRUPT, FINISH)
+    assert desk.give().exit_code == 130
+    egress = "[{to: {cidr: 203.0.113.0/24}, ports: [{port: 8443}]}]"
+    assert desk.give("--set", f"environment.egress={egress}").exit_code == 0
+    assert "203.0.113.0/24" in (desk.run / "experiment.resolved.yaml").read_text()
+    assert "egress" not in (desk.run / "config" / "actor.json").read_text()
+
+
 def test_a_run_resumes_with_other_evaluators(desk: Desk) -> None:
     desk.script("trainer", INTERRUPT, INTERRUPT, FINISH)
     desk.script("evaluator", UNTIL_TOLD)
@@ -209,7 +219,7 @@ def test_a_run_resumes_with_other_evaluators(desk: Desk) -> None:
     assert refused.exit_code == 2
     assert "spec.seed: 0 -> 5" in refused.output
     assert "evaluators.parameters" not in refused.output
-    assert "only evaluators may differ" in refused.output
+    assert "only evaluators and environment.egress may differ" in refused.output
 
     resumed = desk.give(*other)
     assert resumed.exit_code == 130
