@@ -7,7 +7,7 @@ contains it, and a range that lies within such addresses is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from rlsrl.api.spec import EgressPeer, EgressRule, LabelSelector, RLExperiment
 from rlsrl_operator.manifests.types import Manifest
@@ -159,8 +159,9 @@ def _selector(selector: LabelSelector) -> Manifest:
 
 def _inside(wanted: IpNetwork, closed: Iterable[IpNetwork]) -> list[str]:
     """Return the closed ranges inside the wanted one, each address once, in ascending order."""
-    inside = [each for each in closed if _is_within(each, wanted)]
-    return [str(each) for each in collapse_addresses(inside)]
+    inside = {each for each in closed if _is_within(each, wanted)}
+    widest = (each for each in inside if not any(_is_within(each, other) for other in inside - {each}))
+    return [str(each) for each in sorted(widest, key=lambda each: int(each.network_address))]
 
 
 def _is_within(inner: IpNetwork, outer: IpNetwork) -> bool:
