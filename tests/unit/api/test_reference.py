@@ -58,7 +58,7 @@ def test_the_schema_knows_unions_and_defaults() -> None:
     learning_rate = find(("spec", "algorithm", "ppo", "learningRate"))
 
     assert environment
-    assert environment.schema["oneOf"] == [{"required": ["id"]}, {"required": ["factory"]}]
+    assert environment.schema["oneOf"] == [{"required": [name]} for name in ("id", "factory", "http")]
     assert stop
     assert len(stop.schema["anyOf"]) == 4
     assert learning_rate

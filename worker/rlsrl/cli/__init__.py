@@ -34,6 +34,9 @@ COMMANDS = {
     "size": _Entry("rlsrl.cli.size:size", "Estimate the speed of an experiment and its bottleneck."),
     "explain": _Entry("rlsrl.cli.spec:explain", "Describe a field of the experiment."),
     "schema": _Entry("rlsrl.cli.spec:schema", "Print the experiment's JSON schema."),
+    "serve-environment": _Entry(
+        "rlsrl.cli.serve_environment:serve_environment", "Serve environments over HTTP, for environment.http."
+    ),
     "init": _Entry("rlsrl.cli.init:init", "Create a project with your own environment and network."),
     "doctor": _Entry("rlsrl.cli.doctor:doctor", "Check this machine and show the cure of each problem."),
 }

@@ -85,6 +85,7 @@ def evaluate(
     imported from the folder of the experiment file, then from the current folder and from PYTHONPATH.
     """
     from rlsrl.cli.runs import find_run
+    from rlsrl.envs.unreachable import WaitAbandoned
     from rlsrl.local.run_folder import RunFolderError
     from rlsrl.parameters.protocols import ParameterError
     from rlsrl.policies.exported import LayoutMismatch
@@ -105,7 +106,7 @@ def evaluate(
         raise UserError(str(error)) from error
     except EnvironmentFailed as error:
         raise environment_failed(error) from error
-    except (EnvironmentFault, EvaluationUnfinished, OSError) as error:
+    except (EnvironmentFault, EvaluationUnfinished, WaitAbandoned, OSError) as error:
         raise click.ClickException(str(error)) from error
     conditions = {
         "run": str(run),
@@ -213,7 +214,14 @@ def play(
     )
     log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr), processors=[_as_warning])  # stdout has the result
     reports = EpisodeReports(plan.environment.episode_info, log=log)
-    envs, evaluation = begin_evaluation(plan, evaluated.parameters, evaluated.metadata, reports=reports, log=log)
+    envs, evaluation = begin_evaluation(
+        plan,
+        evaluated.parameters,
+        evaluated.metadata,
+        reports=reports,
+        log=log,
+        still_wanted=lambda: False,  # an environment's server that is away ends the command
+    )
     try:
         return evaluation.play()
     finally:

@@ -59,6 +59,7 @@ def size(
     The estimate comes from a model of the system, from costs measured on the machine that the output names, and from
     the speed of the environment. Nothing is trained. The model tries changes one at a time.
     """
+    from rlsrl.envs.unreachable import EnvironmentUnreachable
     from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 
     try:
@@ -75,6 +76,8 @@ def size(
             click.echo(line if "\n" in line else wrapped(line, width_of(sys.stdout)))  # tables stay whole
     except (SpecError, ConfigurationError) as error:
         raise UserError(str(error)) from error
+    except EnvironmentUnreachable as error:
+        raise click.ClickException(str(error)) from error
     except EnvironmentFailed as error:
         raise environment_failed(error) from error
 

@@ -1,4 +1,4 @@
-"""Makes environments from a Gymnasium id or the user's own factory, and wraps them."""
+"""Makes environments from a Gymnasium id, the user's own factory or an environment server, and wraps them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from rlsrl.envs.faults import not_made
 from rlsrl.envs.mujoco import log_mujoco_warnings
 from rlsrl.envs.place import EnvironmentPlace
 from rlsrl.envs.spaces import spec_of
+from rlsrl.envs.unreachable import EnvironmentUnreachable
 from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError, did_you_mean
 from rlsrl.runtime.references import load_callable
 
 if TYPE_CHECKING:
     import gymnasium
+
+    from rlsrl.envs.http.options import HttpOptions
 
 _Made = TypeVar("_Made")
 
@@ -44,14 +47,16 @@ class AtariOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSource:
-    """How an environment is made: by exactly one of ``id`` and ``factory``, plus wrappers."""
+    """How an environment is made: by exactly one of ``id``, ``factory`` and ``http``, plus wrappers."""
 
     id: str | None = None
     """A Gymnasium id, for example ``"CartPole-v1"``."""
     factory: str | None = None
     """``"package.module:callable"``; the callable returns a ``gymnasium.Env``."""
+    http: HttpOptions | None = None
+    """The environment server."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of ``gymnasium.make`` or of the factory."""
+    """Keyword arguments of ``gymnasium.make`` or of the factory, also of those in the server."""
     place: EnvironmentPlace | None = None
     """Passed as the keyword argument ``place``; None: not passed."""
     atari: AtariOptions | None = None
@@ -64,9 +69,10 @@ class EnvironmentSource:
     """The key of the action mask in the observation or in info (``wrappers.ActionMask``); None: no mask."""
 
     def __post_init__(self) -> None:
-        if (self.id is None) == (self.factory is None):
+        if [self.id, self.factory, self.http].count(None) != 2:
             raise ConfigurationError(
-                f"environment has id={self.id!r} and factory={self.factory!r}; set exactly one of them"
+                f"environment has id={self.id!r}, factory={self.factory!r} and http={self.http!r}; "
+                "set exactly one of them"
             )
 
     @property
@@ -76,6 +82,8 @@ class EnvironmentSource:
 
     @override
     def __str__(self) -> str:
+        if self.http is not None:
+            return f"environment at {self.http.url}"
         return f"environment {self.id or self.factory!r}"
 
 
@@ -85,10 +93,11 @@ def make_environment(source: EnvironmentSource) -> gymnasium.Env[Any, Any]:
     Raises:
         ConfigurationError: the id, module or attribute does not exist (with the nearest match), a package is not
             installed (with the command), the environment does not take the arguments, the factory returns no
-            ``gymnasium.Env``, or a wrapper does not fit.
+            ``gymnasium.Env``, an environment server refuses the arguments, or a wrapper does not fit.
+        EnvironmentUnreachable: the environment server does not answer.
         Exception: the environment's own code raised something else; another try may succeed.
     """
-    env = _make_registered(source) if source.factory is None else _make_by_factory(source, source.factory)
+    env = _unwrapped(source)
     try:
         return _wrapped(env, source)
     except BaseException:
@@ -101,11 +110,12 @@ def environment_spec(source: EnvironmentSource) -> EnvSpec:
 
     Raises:
         ConfigurationError: as ``make_environment``, or a space is not supported.
+        EnvironmentUnreachable: the environment server does not answer.
         EnvironmentFailed: the environment's own code raised another error.
     """
     try:
         env = make_environment(source)
-    except ConfigurationError:
+    except (ConfigurationError, EnvironmentUnreachable):
         raise
     except USERS_ERRORS as error:
         raise not_made(str(source), error) from error
@@ -131,6 +141,36 @@ def make_in_bulk(source: EnvironmentSource, num_envs: int) -> gymnasium.vector.V
         return gymnasium.make_vec(name, num_envs, vectorization_mode="vector_entry_point", **source.arguments)
 
     return _registered(source, make)
+
+
+def check_reference(source: EnvironmentSource) -> None:
+    """Check that the id or the factory of ``source`` exists. Makes no environment: it may need further arguments.
+
+    Raises:
+        ConfigurationError: as ``make_environment``.
+    """
+    import gymnasium
+
+    if source.factory is not None:
+        load_callable(source.factory, where="environment factory")
+    else:
+        _registered(source, gymnasium.spec)
+
+
+def _unwrapped(source: EnvironmentSource) -> gymnasium.Env[Any, Any]:
+    if source.http is not None:
+        return _make_in_server(source, source.http)
+    return _make_registered(source) if source.factory is None else _make_by_factory(source, source.factory)
+
+
+def _make_in_server(source: EnvironmentSource, options: HttpOptions) -> gymnasium.Env[Any, Any]:
+    try:
+        from rlsrl.envs.http.client import HttpEnv
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{source} needs the package {error.name!r}, which is not installed; run: pip install 'rlsrl[http]'"
+        ) from error
+    return HttpEnv(options, kwargs=source.kwargs, place=source.place)
 
 
 def _make_registered(source: EnvironmentSource) -> gymnasium.Env[Any, Any]:

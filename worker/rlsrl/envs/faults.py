@@ -22,14 +22,16 @@ from typing_extensions import override
 
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.check import BrokenContract
+from rlsrl.envs.unreachable import EnvironmentUnreachable, RemoteEnvironmentError
 from rlsrl.runtime.budget import Spent
 from rlsrl.runtime.errors import EnvironmentFailed, EnvironmentFault
 from rlsrl.runtime.tracebacks import users_traceback
 
-FaultReason = Literal["non_finite", "environment_error", "vector_reset"]
+FaultReason = Literal["non_finite", "environment_error", "unreachable", "vector_reset"]
 """``non_finite``: a reward or an observation is NaN or infinite. ``environment_error``: a step or a reset raised, or
-returned what does not fit; the environment is made again. ``vector_reset``: the environment's own step is fine, but it
-was reset together with an environment that had a fault."""
+returned what does not fit; the environment is made again. ``unreachable``: the environment's server did not answer, or
+had lost the episode; the environment is made again once the server answers. ``vector_reset``: the environment's own
+step is fine, but it was reset together with an environment that had a fault."""
 
 REPEAT_SECONDS = 60.0
 """Time between two log events of one environment."""
@@ -124,7 +126,7 @@ class EnvironmentFaults:
         self.num_in_a_row = 0
         """Non-finite steps and resets since the last finite transition of any environment of this actor."""
         self.num_faults = 0
-        """Non-finite steps and resets, and errors."""
+        """Non-finite steps and resets, errors, and episodes that an unreachable server cut."""
         self._num_rows = 0
         """Rows that a finite transition has ended."""
         self._max_non_finite = max_non_finite
@@ -138,6 +140,7 @@ class EnvironmentFaults:
         self._num_dropped = 0
         self._num_non_finite = 0
         self._num_errors = 0
+        self._num_unreachable = 0
         self._errors: dict[int, _Errors] = {}
         """By the first rank of those that are made again together."""
         self._quiet_until: dict[int, float] = {}
@@ -166,7 +169,7 @@ class EnvironmentFaults:
             self.num_faults += 1
             self._num_non_finite += 1
             self._num_dropped += found.step > 0
-            self._warn(found)
+            self._warn(found.rank, "non_finite", step=found.step, key=found.key, value=str(found.value))
             num_rows, in_a_row, num_non_finite = self._num_rows, self.num_in_a_row, self._num_non_finite
         self._on_fault("non_finite")
         self._on_own_fault("non_finite", num_non_finite, str(found))
@@ -185,6 +188,8 @@ class EnvironmentFaults:
     def error(self, ranks: range, step: int, error: BaseException) -> None:
         """Record that environments raised ``error``, so that they are made again.
 
+        ``EnvironmentUnreachable`` spends no budget: the environment may be well.
+
         Args:
             ranks: The rank of the environment, or the ranks of those that step in bulk.
             step: The step of the episode, from 1; 0 for a reset or for the making.
@@ -195,6 +200,9 @@ class EnvironmentFaults:
             KeyboardInterrupt: ``error`` is the user's Ctrl-C.
         """
         _raise_if_interrupt(error)
+        if isinstance(error, EnvironmentUnreachable):
+            self._unreachable(ranks.start, step, error)
+            return
         line, text = f"{named(ranks)} {_in_words(error)}", _traceback(error)
         with self._lock:
             self.num_faults += 1
@@ -224,6 +232,16 @@ class EnvironmentFaults:
                 traceback=errors.traceback,
             ) from error
 
+    def _unreachable(self, rank: int, step: int, error: EnvironmentUnreachable) -> None:
+        line = f"environment rank {rank}: {shorten(str(error), _ERROR_CHARACTERS, placeholder='...')}"
+        with self._lock:
+            self.num_faults += 1
+            self._num_unreachable += 1
+            num_unreachable = self._num_unreachable
+            self._warn(rank, "unreachable", step=step, error=line)
+        self._on_fault("unreachable")
+        self._on_own_fault("unreachable", num_unreachable, line)
+
     def reset_with_vector(self) -> None:
         """Record an episode that was truncated because another environment had a fault."""
         self._on_fault("vector_reset")
@@ -234,21 +252,14 @@ class EnvironmentFaults:
             dropped, self._num_dropped = self._num_dropped, 0
         return dropped
 
-    def _warn(self, found: NonFiniteValue) -> None:
-        rank, now = found.rank, self._now()
+    def _warn(self, rank: int, reason: FaultReason, **details: Any) -> None:
+        now = self._now()
         if now < self._quiet_until.get(rank, -math.inf):
             self._num_unlogged[rank] = self._num_unlogged.get(rank, 0) + 1
             return
         self._quiet_until[rank] = now + REPEAT_SECONDS
-        self._log.warning(
-            "environment_fault",
-            reason="non_finite",
-            rank=rank,
-            step=found.step,
-            key=found.key,
-            value=str(found.value),
-            unlogged=self._num_unlogged.pop(rank, 0),
-        )
+        unlogged = self._num_unlogged.pop(rank, 0)
+        self._log.warning("environment_fault", reason=reason, rank=rank, **details, unlogged=unlogged)
 
 
 def not_made(name: str, error: BaseException) -> EnvironmentFailed:
@@ -274,7 +285,8 @@ def _described(ranks: range) -> str:
 
 def _in_words(error: BaseException) -> str:
     is_contract = isinstance(error, BrokenContract)
-    text = f"breaks Gymnasium's contract: {error}" if is_contract else f"raised {type(error).__name__}: {error}"
+    kind = error.kind if isinstance(error, RemoteEnvironmentError) else type(error).__name__
+    text = f"breaks Gymnasium's contract: {error}" if is_contract else f"raised {kind}: {error}"
     return shorten(text, _ERROR_CHARACTERS, placeholder="...")
 
 
@@ -285,7 +297,9 @@ def _raise_if_interrupt(error: BaseException) -> None:
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback of the environment's own error; a broken contract has none."""
+    """Return the traceback of the environment's own error, where it was raised; a broken contract has none."""
+    if isinstance(error, RemoteEnvironmentError):
+        return error.traceback
     return "" if isinstance(error, BrokenContract) else users_traceback(error)
 
 

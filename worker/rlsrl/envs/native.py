@@ -17,7 +17,8 @@ from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_in_bulk
 from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite, named, not_made
 from rlsrl.envs.place import INSPECTION
 from rlsrl.envs.spaces import action_batcher, observation_keys, spec_of_spaces
-from rlsrl.envs.vector import VectorEnv
+from rlsrl.envs.unreachable import EnvironmentUnreachable
+from rlsrl.envs.vector import WAIT_SECONDS, VectorEnv
 from rlsrl.runtime.call_board import CallBoard, CallEntry, close_entry, on_board, private_entry
 from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError
 
@@ -234,6 +235,8 @@ class NativeVectorEnv(VectorEnv):
         """
         while True:
             self._faults.error(self._ranks, step, error)
+            if isinstance(error, EnvironmentUnreachable):
+                error.wait(WAIT_SECONDS)
             try:
                 self._frame = self._replace()
             except ConfigurationError:

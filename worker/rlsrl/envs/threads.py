@@ -54,6 +54,7 @@ class EnvironmentThreads:
         faults: EnvironmentFaults | None = None,
         board: CallBoard | None = None,
         reports: EpisodeReports | None = None,
+        still_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         """Make one environment per seed, one after the other; the arguments are those of ``LoopVectorEnv``.
 
@@ -62,6 +63,7 @@ class EnvironmentThreads:
         Raises:
             ConfigurationError: a space is not supported, or the environments have different spaces.
             EnvironmentFailed: ``make`` raised another error.
+            WaitAbandoned: an environment's server is away, and the environments are no longer wanted.
         """
         if not seeds:
             raise ConfigurationError("a vector environment needs at least one seed")
@@ -82,6 +84,7 @@ class EnvironmentThreads:
                     faults=faults,
                     board=board,
                     reports=reports,
+                    still_wanted=still_wanted,
                 )
                 lane = _Lane(number, rank, make_envs, self._progress)
                 lane.thread.start()

@@ -16,6 +16,7 @@ from rlsrl.envs.check import first_observation, unusable_observation, unusable_s
 from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite, named, not_made
 from rlsrl.envs.spaces import action_decoder, observation_keys, spec_of
+from rlsrl.envs.unreachable import EnvironmentUnreachable, WaitAbandoned
 from rlsrl.runtime.call_board import IDLE, LANE, NUM_CALLS, CallBoard, close_entry, on_board, private_entry
 from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError
 
@@ -28,7 +29,10 @@ _MADE_AGAIN = 0xDEC1
 """Second word of the seed of an environment that is made again."""
 
 EnvCall = Callable[..., Any]
-"""An environment's ``step``, ``reset`` or ``close``, or the function that makes it again."""
+"""An environment's ``step``, ``reset`` or ``close``, or the function that makes it again or waits for its server."""
+
+WAIT_SECONDS = 0.2
+"""How long one wait for an environment's server may take: between waits it is asked whether it is still wanted."""
 
 
 class VectorEnv(Protocol):
@@ -66,6 +70,7 @@ class VectorEnv(Protocol):
                 ``info`` is not a number.
             EnvironmentFailed: an environment failed more often than its budget allows.
             EnvironmentFault: too many values in a row are not finite.
+            WaitAbandoned: an environment's server is away, and the environments are no longer wanted.
         """
 
     def close(self) -> None:
@@ -101,8 +106,9 @@ class LoopVectorEnv(VectorEnv):
         faults: EnvironmentFaults | None = None,
         board: CallBoard | None = None,
         reports: EpisodeReports | None = None,
+        still_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Make one environment per seed.
+        """Make one environment per seed. Environments whose server is away are waited for.
 
         Args:
             make: Makes the environment with that environment rank.
@@ -115,13 +121,16 @@ class LoopVectorEnv(VectorEnv):
             faults: Counts the environments' faults; None: they are logged only.
             board: Shows the environments' calls to the call watch; None: no call watch runs.
             reports: Chooses what episodes report; None: return and length.
+            still_wanted: Asked while an environment's server is away: False abandons the wait.
 
         Raises:
             ConfigurationError: a space is not supported, or the environments have different spaces.
             EnvironmentFailed: ``make`` raised another error.
+            WaitAbandoned: an environment's server is away, and the environments are no longer wanted.
         """
         if not seeds:
             raise ConfigurationError("a vector environment needs at least one seed")
+        self._still_wanted = still_wanted
         self._calls = private_entry() if board is None else board.open_entry(first_rank)
         self._make = make
         self._wrap_call = wrap_call
@@ -293,24 +302,34 @@ class LoopVectorEnv(VectorEnv):
 
     def _made(self, lane: int) -> gymnasium.Env[Any, Any]:
         """Return a new environment of the lane, the first one."""
-        try:
-            return on_board(self._calls, lane, "make", self._make, self._first_rank + lane)
-        except ConfigurationError:
-            raise
-        except USERS_ERRORS as error:
-            raise not_made(named(self._ranks(lane)), error) from error
+        while True:
+            try:
+                return on_board(self._calls, lane, "make", self._make, self._first_rank + lane)
+            except ConfigurationError:
+                raise
+            except EnvironmentUnreachable as error:
+                self._await_server(lane, error, error.wait)
+            except USERS_ERRORS as error:
+                raise not_made(named(self._ranks(lane)), error) from error
 
     def _make_again(self, lane: int, step: int, error: BaseException) -> Any:
         """Close the environment that raised ``error`` in that step of its episode, and make another in its place.
 
-        Return the first observation of the new one, after a reset with a seed of its own.
+        Return the first observation of the new one, after a reset with a seed of its own. If the environment's server
+        is away, wait for it: the wait is no further fault, however often the server fails meanwhile.
 
         Raises:
             EnvironmentFailed: the environment has failed more often than its budget allows.
             ConfigurationError: the new environment has other spaces.
+            WaitAbandoned: the server is away, and the environments are no longer wanted.
         """
+        has_waited = False
         while True:
-            self._faults.error(self._ranks(lane), step, error)
+            if not (has_waited and isinstance(error, EnvironmentUnreachable)):
+                self._faults.error(self._ranks(lane), step, error)
+            if isinstance(error, EnvironmentUnreachable):
+                self._await_server(lane, error, self._wrap_call(error.wait))
+                has_waited = True
             try:
                 observation = self._replace(lane)
             except ConfigurationError:
@@ -322,6 +341,22 @@ class LoopVectorEnv(VectorEnv):
             self._returns[lane], self._lengths[lane] = 0.0, 0
             self._guard.has_frame(lane)
             return observation
+
+    def _await_server(self, lane: int, error: EnvironmentUnreachable, wait: EnvCall) -> None:
+        """Wait, by ``wait``, until the server of the lane's environment may be tried again.
+
+        Raises:
+            WaitAbandoned: the environments are no longer wanted.
+        """
+
+        def wait_while_wanted() -> None:
+            while not wait(WAIT_SECONDS):
+                if not self._still_wanted():
+                    raise WaitAbandoned(f"{named(self._ranks(lane))}: {error}") from error
+
+        if not self._still_wanted():
+            raise WaitAbandoned(f"{named(self._ranks(lane))}: {error}") from error
+        on_board(self._calls, lane, "wait", wait_while_wanted)
 
     def _replace(self, lane: int) -> Any:
         if (failed := self._envs.pop(lane, None)) is not None:

@@ -18,6 +18,7 @@ SHOWN_SHARE = 0.005
 _ENVIRONMENT_FAULTS = {
     "environment_errors": "ENVIRONMENT ERRORS: {:,.0f}",
     "non_finite_steps": "NAN OR INFINITY: {:,.0f} steps or resets",
+    "unreachable_environments": "ENVIRONMENT SERVER AWAY: {:,.0f} episodes cut",
 }
 """Texts with the number of the faults of environments that the document counts, by their names there."""
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
-CallName = Literal["step", "reset", "make", "close"]
+CallName = Literal["step", "reset", "make", "close", "wait"]
+"""``wait``: no call of the environment, but the wait for its server, which is away. It has no limit."""
 CALL_NAMES: tuple[CallName, ...] = get_args(CallName)
 
 LANE, NUM_CALLS, CALL, FIRST_RANK, SPAN, IS_OPEN = range(6)
@@ -78,8 +79,11 @@ class EnvironmentCall:
     @property
     def text(self) -> str:
         """The call in words."""
-        has_been = "has been" if self.num_environments == 1 else "have been"
-        return f"{self.environments} {has_been} in {self.name} for {self.seconds:.0f} s"
+        is_one = self.num_environments == 1
+        if self.name == "wait":
+            has_waited = "has waited for its server" if is_one else "have waited for their server"
+            return f"{self.environments} {has_waited} for {self.seconds:.0f} s"
+        return f"{self.environments} {'has been' if is_one else 'have been'} in {self.name} for {self.seconds:.0f} s"
 
 
 class CallBoard:

@@ -98,7 +98,8 @@ class Metrics:
         Counter,
         "environment_faults_total",
         "Environment faults, by reason. non_finite: a reward or an observation is NaN or infinite. environment_error: "
-        "the environment raised an error and was made again. vector_reset: an episode truncated because another "
+        "the environment raised an error and was made again. unreachable: its server (environment.http) did not answer "
+        "or had lost the episode. vector_reset: an episode truncated because another "
         "environment of its vector had a fault. hang: a call has reached environment.stepSeconds or "
         "environment.resetSeconds, and its worker was ended.",
         labels=("reason",),

@@ -109,6 +109,8 @@ ALL_MODELS = (*MODELS.values(), EgressRule, EgressPeer, EgressPort, LabelSelecto
 EXAMPLES = {
     "apiVersion": "rlsrl.dev/v1alpha1", "kind": "RLExperiment", "metadata.name": "a", "metadata.namespace": "n",
     "spec.environment.id": "CartPole-v1", "spec.environment.actionMask": "action_mask",
+    "spec.environment.http.url": "http://simulators:8765",
+    "spec.environment.http.tokenFile": "/etc/simulators/token",
     "spec.parameters.store.objectStore.url": "s3://bucket/prefix",
     "spec.parameters.store.objectStore.endpoint": "https://s3.example.com",
     "spec.parameters.store.objectStore.region": "eu-central-1",

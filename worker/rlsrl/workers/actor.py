@@ -5,6 +5,7 @@ evaluates the policy itself, or asks policy workers: then it steps one group whi
 
 One poll begins slots on groups with room, then advances the group that can go on. Its one thread waits for a credit
 while all groups are idle, for weights as new as the credit asks for, and for the first answer of a policy worker.
+Within a step it may wait for an environment's server, until it is asked to exit.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing_extensions import override
 from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import INITIAL, Version
+from rlsrl.envs.unreachable import WaitAbandoned
 from rlsrl.parameters.protocols import SourceTimeout
 from rlsrl.policies.remote import RemotePolicy
 from rlsrl.runtime.activity import CREDIT
@@ -60,6 +62,12 @@ class ActorWorker(Worker[ActorConfig]):
         parts = self._parts
         assert parts is not None, "without parts it is exiting"
         self._context.join_session.check()
+        try:
+            return self._advance(parts)
+        except WaitAbandoned:
+            return NOTHING  # it exits: no poll follows
+
+    def _advance(self, parts: ActorParts) -> PollResult:
         self._begin_slots(parts)
         group = self._next_group(parts)
         if group is None:

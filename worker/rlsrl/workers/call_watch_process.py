@@ -55,7 +55,7 @@ LIMIT_FIELDS: Mapping[CallName, str] = {
     "make": "environment.resetSeconds",
     "close": "environment.resetSeconds",
 }
-"""The fields of the spec that limit the calls."""
+"""The fields of the spec that limit the calls. The wait for a server has no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class WatchOptions:
     coordinator: str
     """The coordinator's address. Token and certificates come from the environment."""
     limits: Mapping[CallName, float | None]
-    """The longest duration of each call, in seconds; None: no limit."""
+    """The longest duration of each call, in seconds; None or absent: no limit."""
 
     def to_json(self) -> str:
         """Return a JSON object that ``from_json`` reads."""
@@ -140,7 +140,7 @@ class CallWatch:
         """Look at the board, ``elapsed`` seconds after the last look."""
         calls = self._clock.look(elapsed)
         for call in calls:
-            limit = self._limits[call.name]
+            limit = self._limits.get(call.name)
             if limit is not None and call.seconds >= limit:
                 field = LIMIT_FIELDS[call.name]
                 self._report([call], field)

@@ -21,6 +21,7 @@ from typing_extensions import override
 from rlsrl.api.resolved import EvaluatorConfig, ParameterStoreConfig
 from rlsrl.data.episodes import info_scalars
 from rlsrl.envs.episodes import EpisodeReports
+from rlsrl.envs.unreachable import WaitAbandoned
 from rlsrl.envs.vector import VectorEnv
 from rlsrl.parameters.evaluations import EVALUATION_KEY, FIXED_EVALUATION, tag_best
 from rlsrl.parameters.protocols import Corrupt, ParameterDB, Parameters, VersionInfo, VersionNotFound
@@ -130,9 +131,12 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         parts = self._parts
         assert parts is not None, "configured before it polls"
         self._context.join_session.check()
-        if self._playing is None:
-            self._begin_next(parts)
-        return NOTHING if self._playing is None else self._step(parts, self._playing)
+        try:
+            if self._playing is None:
+                self._begin_next(parts)
+            return NOTHING if self._playing is None else self._step(parts, self._playing)
+        except WaitAbandoned:
+            return NOTHING  # it exits: no poll follows
 
     def _begin_next(self, parts: EvaluatorParts) -> None:
         """Begin to play the version that is due. Without one, wait briefly, or exit if the run has ended."""
@@ -197,7 +201,13 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
     def _play(self, parts: EvaluatorParts, info: VersionInfo, parameters: Parameters, *, began: float) -> None:
         context = self._context
         envs, evaluation = begin_evaluation(
-            parts.plan, parameters, info.metadata, reports=parts.reports, log=context.log, board=context.call_board
+            parts.plan,
+            parameters,
+            info.metadata,
+            reports=parts.reports,
+            log=context.log,
+            board=context.call_board,
+            still_wanted=lambda: not self.exiting,
         )
         self._logged_failure = ""
         self._playing = _Playing(info=info, envs=envs, evaluation=evaluation, began=began)

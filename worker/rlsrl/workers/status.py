@@ -29,9 +29,11 @@ ERRORS = "environment_errors"
 """Errors of the environments of an actor since it started."""
 NON_FINITE = "non_finite_steps"
 """Steps and resets of the environments of an actor, since it started, that gave NaN or infinity."""
+UNREACHABLE = "unreachable_environments"
+"""Episodes of the environments of an actor, since it started, that were cut because a server did not answer."""
 FAILED_EVALUATIONS = "failed_evaluations"
 """The newest consecutive evaluations of an evaluator that the store failed to read or to write."""
-FAILURES = {ERRORS: ACTOR, NON_FINITE: ACTOR, FAILED_EVALUATIONS: EVALUATOR}
+FAILURES = {ERRORS: ACTOR, NON_FINITE: ACTOR, UNREACHABLE: ACTOR, FAILED_EVALUATIONS: EVALUATOR}
 """Failures that end no worker, with the role that reports them: their number is a statistic with this name, and a text
 with the same name describes the last one. The document has both for the whole experiment."""
 NO_MORE_SAMPLES = "needs_no_more_samples"

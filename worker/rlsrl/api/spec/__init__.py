@@ -7,7 +7,7 @@ several fields is one record, a ``CrossFieldRule``, with its Python check and it
 
 from rlsrl.api.spec.algorithm import AlgorithmSpec, LinearScheduleSpec, PpoSpec, ScheduleSpec
 from rlsrl.api.spec.egress import EgressPeer, EgressPort, EgressRule, LabelSelector
-from rlsrl.api.spec.environment import Atari, Environment, EnvironmentSpec
+from rlsrl.api.spec.environment import Atari, Environment, EnvironmentSpec, HttpEnvironment
 from rlsrl.api.spec.experiment import API_VERSION, KIND, ExperimentSpec, RLExperiment
 from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import FilesystemStore, ObjectStore, ParameterStore, ParameterVersions
@@ -45,6 +45,7 @@ __all__ = [
     "ExperimentSpec",
     "FilesystemStore",
     "FixedVersion",
+    "HttpEnvironment",
     "LabelSelector",
     "LinearScheduleSpec",
     "Metadata",

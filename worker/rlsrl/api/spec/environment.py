@@ -65,10 +65,47 @@ class KwargsByRank(Model):
         return {**lists, **{name: number + rank for name, number in self.add_rank.items()}}
 
 
-class Environment(Model):
-    """What the actors step: a registered Gymnasium environment, or one that your own function makes."""
+class HttpEnvironment(Model):
+    """Environments in a server of yours (``rlsrl serve-environment``), one session for each environment. The spaces of
+    observations and actions come from the server. Steps take at least a network round trip:
+    ``actors.vectorization: threads`` lets environments wait at the same time. Needs the extra ``http``."""
 
-    exactly_one: ClassVar[tuple[str, ...]] = ("id", "factory")
+    url: Annotated[
+        str,
+        Field(
+            pattern=r"^https?://[A-Za-z0-9_.:\[\]-]+(/[A-Za-z0-9_.~/-]*)?$",
+            max_length=2048,
+            examples=["http://simulators:8765"],
+        ),
+    ]
+    """The server's URL. It has no password: see ``tokenFile``."""
+    timeout_seconds: PositiveSeconds = 60.0
+    """Longest wait for the answer to one try of a request, in seconds: longer than the longest step, reset or start of
+    an environment."""
+    retries: Annotated[int, Field(ge=0, le=1000), INTEGRAL] = 3
+    """Further tries of a request after no connection, no answer in time, or a status that may pass (5xx, 408, 425,
+    429). The server recognizes a repeated step and does not step again. After the last try the episode is truncated
+    and counted as ``unreachable``. The environment is made again once the server answers: this spends no budget."""
+    backoff_seconds: PositiveSeconds = 0.5
+    """Pause before the first further try, in seconds. Each pause is twice as long as the one before, less a random part
+    of up to half."""
+    max_backoff_seconds: PositiveSeconds = 30.0
+    """Longest pause between two tries, and between two probes of a server that is away, in seconds."""
+    breaker_failures: Annotated[int, Field(ge=1, le=100_000), INTEGRAL] = 5
+    """Failed tries in a row, of all environments of an actor, after which the server counts as away: requests fail at
+    once, and the environments wait until a probe is answered."""
+    token_file: (
+        Annotated[str, Field(pattern=r"^[^\n]+$", max_length=1024, examples=["/etc/simulators/token"])] | None
+    ) = None
+    """A file with the server's token in the workers' file system, such as a mounted Secret. All roles that make
+    environments read it: actors, policy workers, buffer workers, trainers and evaluators."""
+
+
+class Environment(Model):
+    """What the actors step: a registered Gymnasium environment, one that your own function makes, or one in a server of
+    yours."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("id", "factory", "http")
 
     id: (
         Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]*$", max_length=256, examples=["CartPole-v1"])]
@@ -77,6 +114,9 @@ class Environment(Model):
     """A registered Gymnasium id."""
     factory: Attribute | None = None
     """A callable that returns an environment with Gymnasium's interface. Called once for each environment."""
+    http: HttpEnvironment | None = None
+    """A server of environments. Wrappers such as ``frameStack`` and ``maxEpisodeSteps`` stay in the workers; ``kwargs``
+    and the place go to the server."""
     kwargs: Arguments = Field(default_factory=dict)
     """Arguments for the environment: any JSON of at most 32768 characters, together with ``kwargsByRank`` and the
     arguments of a custom network."""
@@ -131,6 +171,7 @@ class Environment(Model):
         """YAML names of the fields that are set beside ``id`` and ``kwargs``."""
         given = {
             "factory": self.factory,
+            "http": self.http,
             "kwargsByRank": self.kwargs_by_rank,
             "atari": self.atari,
             "maxEpisodeSteps": self.max_episode_steps,

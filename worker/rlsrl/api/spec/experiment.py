@@ -44,7 +44,7 @@ _EQUAL = f"({_EVEN} || {_NARROW} == ({_FEWEST} + 1) / {_GROUPS})"
 """Whether all rollouts have the same width."""
 _AROUND_REGISTERED = " || ".join(
     f"has(self.environment.{name})"
-    for name in ("factory", "kwargsByRank", "atari", "maxEpisodeSteps", "frameStack", "actionMask")
+    for name in ("factory", "http", "kwargsByRank", "atari", "maxEpisodeSteps", "frameStack", "actionMask")
 )
 """See ``Environment.around_registered``."""
 _PART = f"({_BATCH} / {_TRAINERS})"
@@ -358,7 +358,7 @@ _RULES: tuple[CrossFieldRule, ...] = (
         at="actors.vectorization",
         check=_native_takes_registered,
         cel=f"{_ACTORS}.vectorization != 'native' || !({_AROUND_REGISTERED})",
-        message="native takes an environment.id with kwargs alone, without factory, kwargsByRank, atari, "
+        message="native takes an environment.id with kwargs alone, without factory, http, kwargsByRank, atari, "
         "maxEpisodeSteps, frameStack and actionMask",
     ),
     CrossFieldRule(

@@ -17,6 +17,7 @@ from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.faults import EnvironmentFaults, FaultReason
 from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.envs.threads import EnvironmentThreads
+from rlsrl.envs.unreachable import WaitAbandoned
 from rlsrl.envs.vector import VectorEnv
 from rlsrl.parameters.protocols import Parameters, ParameterSource
 from rlsrl.policies.acting import LocalActor, PolicyActor
@@ -39,7 +40,7 @@ from rlsrl.workers.build.samples import open_producer
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.env_groups import EnvGroup, LockstepEnvGroup, ThreadedEnvGroup
 from rlsrl.workers.fleet_row import ReportedFleetRow, status_reader
-from rlsrl.workers.status import ERRORS, NON_FINITE
+from rlsrl.workers.status import ERRORS, NON_FINITE, UNREACHABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ class BuildActor(Protocol):
 def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Callable[[], bool]) -> ActorParts | None:
     """Return an actor's parts, or None if it is no longer wanted.
 
-    Without policy workers it waits for a trainer to publish the exported actor.
+    Without policy workers it waits for a trainer to publish the exported actor. It waits for an environment's server.
 
     Raises:
         ConfigurationError: the environment or the user's network cannot be made, or not be used as configured.
@@ -87,11 +88,11 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
     faults = _faults(config, context)
     reports = EpisodeReports(config.environment.episode_info, log=context.log)
     with ExitStack() as resources:
-        acting = (
-            _remote_groups(config, context, resources, faults, reports)
-            if config.inference_endpoints
-            else _local_group(config, context, resources, faults, reports, still_wanted)
-        )
+        make = _remote_groups if config.inference_endpoints else _local_group
+        try:
+            acting = make(config, context, resources, faults, reports, still_wanted)
+        except WaitAbandoned:
+            return None
         if acting is None:
             return None
         groups, policy, env_spec = acting
@@ -133,8 +134,10 @@ def _faults(config: ActorConfig, context: WorkerContext) -> EnvironmentFaults:
     reasons: tuple[FaultReason, ...] = get_args(FaultReason)
     counters = {reason: context.metrics.environment_faults.labels(reason=reason) for reason in reasons}
 
+    names = {"environment_error": ERRORS, "unreachable": UNREACHABLE, "non_finite": NON_FINITE}
+
     def report_own(reason: FaultReason, number: int, text: str) -> None:
-        context.report_failure(ERRORS if reason == "environment_error" else NON_FINITE, number, text)
+        context.report_failure(names[reason], number, text)
 
     status = status_reader(config.coordinator_address, context.token, context.tls)
     return EnvironmentFaults(
@@ -152,13 +155,15 @@ def _remote_groups(
     resources: ExitStack,
     faults: EnvironmentFaults,
     reports: EpisodeReports,
-) -> _Acting:
+    still_wanted: Callable[[], bool],
+) -> _Acting | None:
     """Return the groups of an actor that asks policy workers: its environments in order of rank, in equal parts."""
     ranks = config.environment_ranks_of(context.index)
     size = len(ranks) // config.ring_size
     all_envs: list[VectorEnv] = []
     for number in range(config.ring_size):
-        envs = lockstep_environments(config, context, ranks[number * size : (number + 1) * size], faults, reports)
+        group_ranks = ranks[number * size : (number + 1) * size]
+        envs = lockstep_environments(config, context, group_ranks, faults, reports, still_wanted)
         resources.callback(envs.close)
         all_envs.append(envs)
     env_spec = all_envs[0].spec
@@ -193,7 +198,7 @@ def _local_group(
     """Return the one group of an actor that evaluates the policy itself, or None if it is no longer wanted."""
     ranks = config.environment_ranks_of(context.index)
     make = environment_threads if config.vectorization == "threads" else lockstep_environments
-    envs: VectorEnv | EnvironmentThreads = make(config, context, ranks, faults, reports)
+    envs: VectorEnv | EnvironmentThreads = make(config, context, ranks, faults, reports, still_wanted)
     resources.callback(envs.close)
     source = open_parameter_source(config, context.token, context.tls)
     resources.callback(source.close)

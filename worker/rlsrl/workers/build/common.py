@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rlsrl.api.spec import Environment, Network
+from rlsrl.api.spec import Environment, HttpEnvironment, Network
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import AtariOptions, EnvironmentSource, environment_spec
+from rlsrl.envs.http.options import HttpOptions
 from rlsrl.envs.place import INSPECTION, EnvironmentPlace
+from rlsrl.envs.unreachable import EnvironmentUnreachable
 from rlsrl.parameters.protocols import ParameterSource, SourceTimeout
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.workers.context import WorkerContext
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 EXPORTED_ACTOR_KEY = "program"
 """Key of the exported actor in the broadcast's description and in a version's metadata. None: the network has none."""
 
+SERVER_SECONDS = 1.0
+"""How long a worker waits for an environment's server between two looks at its membership."""
 DESCRIPTION_SECONDS = 0.2
 """How long a worker waits for the trainer's description between two checks for exit."""
 
@@ -49,6 +53,7 @@ def environment_source(
     return EnvironmentSource(
         id=environment.id,
         factory=environment.factory,
+        http=None if environment.http is None else _http_options(environment.http),
         kwargs={**environment.kwargs, **environment.kwargs_at(rank)},
         place=place if environment.pass_place else None,
         atari=None
@@ -65,17 +70,36 @@ def environment_source(
     )
 
 
+def _http_options(http: HttpEnvironment) -> HttpOptions:
+    return HttpOptions(
+        url=http.url,
+        timeout_seconds=http.timeout_seconds,
+        retries=http.retries,
+        backoff_seconds=http.backoff_seconds,
+        max_backoff_seconds=http.max_backoff_seconds,
+        breaker_failures=http.breaker_failures,
+        token_file=http.token_file,
+    )
+
+
 def spec_of_environments(environment: Environment, context: WorkerContext) -> EnvSpec:
     """Return the spec of the experiment's environments, for a worker that steps none. Makes one and closes it.
 
-    The making counts as waiting: if it hangs, the run stands still.
+    The making counts as waiting: if it hangs, the run stands still. While the environment's server is away, it waits;
+    SIGTERM ends a process that is not configured yet.
 
     Raises:
         ConfigurationError: the environment cannot be made, or a space is not supported.
         EnvironmentFailed: the environment's own code raised another error.
+        JoinError: the worker lost its membership meanwhile.
     """
     with context.waiting("environment"):
-        return environment_spec(environment_source(environment))
+        while True:
+            try:
+                return environment_spec(environment_source(environment))
+            except EnvironmentUnreachable as error:
+                while not error.wait(SERVER_SECONDS):
+                    context.join_session.check()
 
 
 def await_description(

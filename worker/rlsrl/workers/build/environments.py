@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rlsrl.api.resolved import ActorConfig
 from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.factory import EnvironmentSource, make_environment
@@ -17,12 +19,20 @@ from rlsrl.workers.context import WorkerContext
 
 
 def lockstep_environments(
-    config: ActorConfig, context: WorkerContext, ranks: range, faults: EnvironmentFaults, reports: EpisodeReports
+    config: ActorConfig,
+    context: WorkerContext,
+    ranks: range,
+    faults: EnvironmentFaults,
+    reports: EpisodeReports,
+    still_wanted: Callable[[], bool],
 ) -> VectorEnv:
     """Return the environments of those ranks, stepped together by a loop or in bulk. The caller closes them.
 
+    ``still_wanted`` is asked while an environment's server is away.
+
     Raises:
         ConfigurationError: the environments cannot be made, or cannot step in bulk.
+        WaitAbandoned: an environment's server is away, and the environments are no longer wanted.
     """
     seeds = _seeds(config, context, ranks)
     if config.vectorization == "native":
@@ -43,18 +53,26 @@ def lockstep_environments(
         faults=faults,
         board=context.call_board,
         reports=reports,
+        still_wanted=still_wanted,
     )
 
 
 def environment_threads(
-    config: ActorConfig, context: WorkerContext, ranks: range, faults: EnvironmentFaults, reports: EpisodeReports
+    config: ActorConfig,
+    context: WorkerContext,
+    ranks: range,
+    faults: EnvironmentFaults,
+    reports: EpisodeReports,
+    still_wanted: Callable[[], bool],
 ) -> EnvironmentThreads:
     """Return the environments of those ranks, each in a thread of its own. The caller closes them.
 
-    It shortens this process's switch interval, for many threads.
+    It shortens this process's switch interval, for many threads. ``still_wanted`` is asked while an environment's
+    server is away.
 
     Raises:
         ConfigurationError: the environments cannot be made.
+        WaitAbandoned: an environment's server is away, and the environments are no longer wanted.
     """
     wake_threads_promptly()
     return EnvironmentThreads(
@@ -65,6 +83,7 @@ def environment_threads(
         faults=faults,
         board=context.call_board,
         reports=reports,
+        still_wanted=still_wanted,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,16 +84,18 @@ def begin_evaluation(
     reports: EpisodeReports,
     log: structlog.stdlib.BoundLogger,
     board: CallBoard | None = None,
+    still_wanted: Callable[[], bool] = lambda: True,
 ) -> tuple[VectorEnv, Evaluation]:
     """Return the environments, which the caller closes, and the evaluation of a stored version with its metadata.
 
     ``reports`` chooses what episodes report. ``log`` gets the faults of the environments. ``board`` shows their calls
-    to the call watch, if there is one.
+    to the call watch, if there is one. ``still_wanted`` is asked while an environment's server is away.
 
     Raises:
         ConfigurationError: the environment or the user's network cannot be made.
         EnvironmentFailed: the environment's own code raised another error when it was made.
         LayoutMismatch: the weights belong to another network, or to other observations or actions.
+        WaitAbandoned: an environment's server is away, and the evaluation is no longer wanted.
     """
     faults = EnvironmentFaults(max_non_finite=plan.environment.max_non_finite, log=log)
     seeds = evaluation_seeds(plan.seed, plan.num_environments)
@@ -104,6 +106,7 @@ def begin_evaluation(
         faults=faults,
         board=board,
         reports=reports,
+        still_wanted=still_wanted,
     )
     try:
         exported = exported_actor(metadata)

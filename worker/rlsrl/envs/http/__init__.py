@@ -1,0 +1,1 @@
+"""Environments over HTTP: their protocol, client and server."""

@@ -1,0 +1,182 @@
+"""The server behind ``rlsrl serve-environment``: sessions of one environment as an HTTP interface with an OpenAPI page.
+
+FastAPI checks the messages and makes the page; uvicorn serves. Handlers only start jobs of sessions and await them, so
+the event loop never waits for an environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import socket
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from typing import Any
+
+import uvicorn
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+
+from rlsrl.envs.http.protocol import (
+    PREFIX,
+    SESSIONS,
+    SPACES,
+    STATE,
+    ErrorKind,
+    ErrorReply,
+    ResetReply,
+    ResetRequest,
+    ServerState,
+    SessionReply,
+    SessionRequest,
+    Spaces,
+    StepReply,
+    StepRequest,
+)
+from rlsrl.envs.http.sessions import SessionError, Sessions
+from rlsrl.runtime.errors import ConfigurationError
+
+_STATUS: dict[ErrorKind, int] = {
+    "environment": 500,
+    "configuration": 422,
+    "unknown_session": 404,
+    "wrong_key": 409,
+    "invalid": 422,
+    "unauthorized": 401,
+    "full": 503,
+}
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorReply} for status in sorted(set(_STATUS.values()))}
+_CLOSE_SECONDS = 5.0
+"""How long the end of the server waits for environments inside a call."""
+_KEEP_ALIVE_SECONDS = 600
+"""Idle connections stay open: a client waits for the trainer between two rollouts."""
+
+
+def environment_app(sessions: Sessions, *, token: str = "") -> FastAPI:
+    """Return the application. With a token, each request needs it as ``Authorization: Bearer TOKEN``."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        expiry = asyncio.create_task(_expire(sessions))
+        try:
+            yield
+        finally:
+            expiry.cancel()
+            if ends := [asyncio.wrap_future(ended) for ended in sessions.close_all()]:
+                await asyncio.wait(ends, timeout=_CLOSE_SECONDS)
+
+    async def authorize(request: Request) -> None:
+        given = request.headers.get("authorization", "")
+        if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            raise SessionError("unauthorized", "the request has no valid token (Authorization: Bearer ...)")
+
+    app = FastAPI(
+        title=f"rlsrl: {sessions.source}",
+        version=PREFIX.removeprefix("/v"),
+        description=__doc__,
+        lifespan=lifespan,
+        dependencies=[Depends(authorize)],
+        responses=_ERRORS,
+    )
+
+    @app.exception_handler(SessionError)
+    async def answer_error(_: Request, error: SessionError) -> Response:
+        reply = ErrorReply(error=error.kind, message=str(error), type=error.type_name, traceback=error.traceback)
+        return _json(reply.model_dump(), _STATUS[error.kind])
+
+    @app.exception_handler(RequestValidationError)
+    async def answer_invalid(request: Request, error: RequestValidationError) -> Response:
+        faults = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        return await answer_error(request, SessionError("invalid", "; ".join(faults)))
+
+    @app.get(STATE)
+    async def state() -> ServerState:
+        """Return the state of the server. Clients ask for it to learn whether the server is back."""
+        return ServerState(
+            environment=str(sessions.source), num_sessions=len(sessions), num_steps=sessions.counter.num_steps
+        )
+
+    @app.get(SPACES, response_model=Spaces)
+    async def spaces() -> Response:
+        """Return the spaces of an environment with the server's own arguments. Makes one and closes it."""
+        name = ""  # no path of a session has this name
+        try:
+            found = await _of(sessions.open(name, {}, None))
+        finally:
+            sessions.discard(name)
+        return _json({"observation_space": found.observation, "action_space": found.action})
+
+    @app.put(SESSIONS + "/{session}", response_model=SessionReply)
+    async def open_session(session: str, body: SessionRequest) -> Response:
+        """Make an environment. The client chooses the session's name, such as a UUID. A repeat changes nothing."""
+        try:
+            found = await _of(sessions.open(session, body.kwargs, body.place))
+        except SessionError as error:
+            if error.kind != "full":
+                sessions.discard(session)
+            raise
+        reply = {"observation_space": found.observation, "action_space": found.action}
+        return _json({**reply, "idle_seconds": sessions.idle_seconds})
+
+    @app.post(SESSIONS + "/{session}/reset", response_model=ResetReply)
+    async def reset(session: str, body: ResetRequest) -> Response:
+        """Reset the environment."""
+        return _json(await _of(sessions.reset(session, body.key, body.seed, body.options)))
+
+    @app.post(SESSIONS + "/{session}/step", response_model=StepReply)
+    async def step(session: str, body: StepRequest) -> Response:
+        """Step the environment. A repeated key returns the recorded answer and does not step."""
+        return _json(await _of(sessions.step(session, body.key, body.action)))
+
+    @app.delete(SESSIONS + "/{session}", status_code=204)
+    async def close_session(session: str) -> Response:
+        """End the session and close its environment. It is no error if there is no such session."""
+        sessions.close(session)
+        return Response(status_code=204)
+
+    return app
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there. Port 0: any free port.
+
+    Raises:
+        ConfigurationError: the address cannot be used.
+    """
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        # Connections inherit it. Answers are two writes: without it each waits 40 ms for an acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
+    except (OSError, OverflowError) as error:
+        raise ConfigurationError(f"cannot listen at {host}:{port}: {error}") from error
+
+
+def serve(app: FastAPI, listener: socket.socket) -> None:
+    """Serve until SIGTERM or SIGINT. Requests in progress get 5 seconds to end."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(_CLOSE_SECONDS),
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+async def _of(future: Future[Any]) -> Any:
+    """Await a session's answer. It is shielded: a client that hangs up must not cancel what a repeat will ask for."""
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+async def _expire(sessions: Sessions) -> None:
+    while True:
+        await asyncio.sleep(min(1.0, sessions.idle_seconds / 4))
+        sessions.expire()
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(json.dumps(value, allow_nan=False).encode(), status_code=status, media_type="application/json")
