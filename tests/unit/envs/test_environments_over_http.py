@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -435,6 +436,29 @@ def test_errors_of_remote_environments_spend_the_budget_and_show_their_traceback
                 envs.step(arrays, step, action)
     assert tally.reasons == ["environment_error"] * 2
     assert "served_environments.py" in caught.value.traceback
+
+
+def test_an_outage_counts_once_however_often_the_server_fails_meanwhile() -> None:
+    tally, away = Tally(), [False]
+
+    class Remote(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            away[0] = True
+            raise EnvironmentUnreachable("no answer", wait=lambda _: True)
+
+    def make(_: int) -> gymnasium.Env[Any, Any]:
+        num_made[0] += 1
+        if away[0] and num_made[0] < 5:
+            raise EnvironmentUnreachable("no answer", wait=lambda _: True)
+        return Remote(gymnasium.make("CartPole-v1"))
+
+    num_made = [0]
+    with closing(LoopVectorEnv(make, seeds=[1], faults=tally.faults(error_budget=0))) as envs:
+        arrays = slot_of(envs)
+        envs.begin(arrays)
+        envs.step(arrays, 0, np.zeros(1, np.int64))
+    assert num_made == [5]
+    assert tally.reasons == ["unreachable"]
 
 
 def test_sources_have_exactly_one_of_three() -> None:

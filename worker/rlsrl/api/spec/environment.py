@@ -95,10 +95,10 @@ class HttpEnvironment(Model):
     """Failed tries in a row, of all environments of an actor, after which the server counts as away: requests fail at
     once, and the environments wait until a probe is answered."""
     token_file: (
-        Annotated[str, Field(pattern=r"^[^\n]+$", max_length=1024, examples=["/etc/simulators/token"])] | None
+        Annotated[str, Field(pattern=r"^/(.*[^/])?$", max_length=1024, examples=["/etc/simulators/token"])] | None
     ) = None
-    """A file with the server's token in the workers' file system, such as a mounted Secret. All roles that make
-    environments read it: actors, policy workers, buffer workers, trainers and evaluators."""
+    """The absolute path of a file with the server's token, for example of a mounted Secret. All roles make environments
+    and read it: actors, policy workers, buffer workers, trainers and evaluators."""
 
 
 class Environment(Model):

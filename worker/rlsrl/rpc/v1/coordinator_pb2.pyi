@@ -799,7 +799,7 @@ class EnvironmentCall(_message.Message):
     num_environments: _builtins.int
     """The number of environments that step in bulk, or 1."""
     name: _builtins.str
-    """"step", "reset", "make" or "close"."""
+    """"step", "reset", "make", "close" or "wait"."""
     seconds: _builtins.float
     """How long it has lasted."""
     def __init__(
