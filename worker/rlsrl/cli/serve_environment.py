@@ -73,8 +73,8 @@ def serve_environment(
         raise UserError(f"--id is {name!r} and --factory is {factory!r}: give exactly one of them")
     sys.path[:0] = [folder for folder in [str(Path.cwd())] if folder not in sys.path]
     try:
-        from rlsrl.envs.http.server import environment_app, listen, serve
-        from rlsrl.envs.http.sessions import Sessions, StepCounter
+        from rlsrl.envs.http_server.app import environment_app, listen, serve
+        from rlsrl.envs.http_server.sessions import Sessions, StepCounter
     except ImportError as error:
         raise UserError(f"the package {error.name!r} is not installed; run: pip install 'rlsrl[http]'") from error
     from rlsrl.envs.factory import EnvironmentSource, check_reference

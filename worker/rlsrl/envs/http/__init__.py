@@ -1,1 +1,1 @@
-"""Environments over HTTP: their protocol, client and server."""
+"""Environments over HTTP: protocol and client. The server is ``rlsrl.envs.http_server``."""

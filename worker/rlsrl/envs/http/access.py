@@ -89,9 +89,10 @@ class ServerAccess:
         """
         content = json.dumps(body, allow_nan=False).encode()
         for attempt in range(self._options.retries + 1):
+            if self._is_open:
+                break
             if attempt:
                 self._sleep(self._pause(attempt - 1))
-            self._raise_if_open()
             response = self._try(method, path, content, self._timeout)
             if response is not None:
                 self._succeeded()
@@ -179,10 +180,6 @@ class ServerAccess:
         """Return the pause after failure ``number``, from 0. Jitter keeps clients from coming all at once."""
         longest = min(self._options.max_backoff_seconds, self._options.backoff_seconds * 2.0 ** min(number, 30))
         return float(longest * self._jitter.uniform(0.5, 1.0))
-
-    def _raise_if_open(self) -> None:
-        if self._is_open:
-            raise self._unreachable()
 
     def _unreachable(self) -> EnvironmentUnreachable:
         return EnvironmentUnreachable(f"the environment server {self.url} is away: {self._reason}", wait=self.wait)

@@ -80,9 +80,12 @@ class HttpEnv(gymnasium.Env[Any, Any]):
         return f"the environment at {self._server.url}"
 
     def _open(self) -> None:
-        path, self._key = f"{SESSIONS}/{uuid.uuid4().hex}", 0
-        reply = self._server.call("PUT", path, self._request)
-        self._path = path
+        self._path, self._key = f"{SESSIONS}/{uuid.uuid4().hex}", 0
+        try:
+            reply = self._server.call("PUT", self._path, self._request)
+        except BaseException:
+            self.close()  # the environment may exist: its answer may be late
+            raise
         try:
             self.observation_space = decode_space(reply.get("observation_space"))
             self.action_space = decode_space(reply.get("action_space"))

@@ -36,7 +36,7 @@ from rlsrl.envs.http.protocol import (
     StepReply,
     StepRequest,
 )
-from rlsrl.envs.http.sessions import SessionError, Sessions
+from rlsrl.envs.http_server.sessions import SessionError, Sessions
 from rlsrl.runtime.errors import ConfigurationError
 
 _STATUS: dict[ErrorKind, int] = {

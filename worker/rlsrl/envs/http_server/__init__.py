@@ -1,0 +1,1 @@
+"""The server of environments over HTTP: its sessions, and its interface."""
