@@ -167,7 +167,7 @@ def test_the_spec_of_an_environment_that_cannot_be_made_has_the_users_traceback(
 
 @pytest.mark.parametrize("source", [{}, {"id": "CartPole-v1", "factory": "a:b"}])
 def test_a_source_is_an_id_or_a_factory(source: dict) -> None:
-    with pytest.raises(ConfigurationError, match=r"id=.* and factory=.*; set exactly one of them"):
+    with pytest.raises(ConfigurationError, match=r"id=.*, factory=.* and http=.*; set exactly one of them"):
         EnvironmentSource(**source)
 
 

@@ -24,7 +24,7 @@ def lockstep_environments(
     ranks: range,
     faults: EnvironmentFaults,
     reports: EpisodeReports,
-    still_wanted: Callable[[], bool],
+    still_wanted: Callable[[], bool] = lambda: True,
 ) -> VectorEnv:
     """Return the environments of those ranks, stepped together by a loop or in bulk. The caller closes them.
 
@@ -63,7 +63,7 @@ def environment_threads(
     ranks: range,
     faults: EnvironmentFaults,
     reports: EpisodeReports,
-    still_wanted: Callable[[], bool],
+    still_wanted: Callable[[], bool] = lambda: True,
 ) -> EnvironmentThreads:
     """Return the environments of those ranks, each in a thread of its own. The caller closes them.
 
