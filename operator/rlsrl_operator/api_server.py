@@ -30,27 +30,23 @@ async def with_api_server(
     if not any(each.cidr for each in settings.environments.egress):
         return settings
     try:
-        found = await cluster.get(*_SLICE)
-    except ApiException as error:
-        if error.status != _FORBIDDEN:
+        endpoints = tuple(_endpoints(await cluster.get(*_SLICE)))
+        error = "" if endpoints else "the EndpointSlice default/kubernetes has no addresses"
+    except ApiException as refusal:
+        if refusal.status != _FORBIDDEN:
             raise
-        structlog.get_logger().error("api_server_unknown", error=message_of(error), effect="egress ranges are refused")
+        endpoints, error = (), message_of(refusal)
+    if not endpoints:
+        structlog.get_logger().error("api_server_unknown", error=error, effect="egress ranges are refused")
         return settings
-    if found is None:
-        structlog.get_logger().error(
-            "api_server_unknown",
-            error="there is no EndpointSlice default/kubernetes",
-            effect="egress ranges are refused",
-        )
-        return settings
-    addresses = tuple(_ranges([*_endpoints(found), environ.get(_SERVICE, "")]))
+    addresses = tuple(_ranges([*endpoints, environ.get(_SERVICE, "")]))
     environments = settings.environments.model_copy(update={"api_server": addresses})
     return settings.model_copy(update={"environments": environments})
 
 
-def _endpoints(found: Mapping[str, Any]) -> Iterator[str]:
-    for endpoint in found.get("endpoints") or ():
-        yield from endpoint.get("addresses", ())
+def _endpoints(found: Mapping[str, Any] | None) -> Iterator[str]:
+    for endpoint in (found or {}).get("endpoints") or ():
+        yield from endpoint["addresses"]
 
 
 def _ranges(addresses: list[str]) -> Iterator[str]:

@@ -67,10 +67,18 @@ def test_nothing_is_read_if_no_range_is_allowed(server: ApiServer, settings: Ope
     assert server.reads == []
 
 
-def test_without_permission_or_object_the_addresses_stay_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert found(ApiServer(), RANGES, IN_A_POD) is None
-    assert "there is no EndpointSlice default/kubernetes" in capsys.readouterr().out
+@pytest.mark.parametrize("contents", [None, {}, {"endpoints": None}, {"endpoints": []}], ids=str)
+def test_without_addresses_they_stay_unknown(
+    contents: dict[str, Any] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = ApiServer()
+    if contents is not None:
+        server.put({**{name: SLICE[name] for name in ("apiVersion", "kind", "metadata")}, **contents})
+    assert found(server, RANGES, IN_A_POD) is None
+    assert "the EndpointSlice default/kubernetes has no addresses" in capsys.readouterr().out
 
+
+def test_without_permission_they_stay_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     def forbid(kind: str) -> None:
         raise ApiException(status=403, reason="Forbidden")
 
