@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rlsrl.runtime.ledger import read_pages
 from rlsrl.testing.environment_server import EnvironmentServer
 from rlsrl.testing.http_proxy import FaultyProxy
 from rlsrl.testing.live_runs import Desk, LiveRun
@@ -94,6 +95,16 @@ def test_answers_that_are_lost_step_no_environment_twice(tmp_path: Path) -> None
         unexplained = server.num_steps - summary["ledger"]["produced"]
         assert 0 <= unexplained <= ENVIRONMENTS * ROLLOUT, "the last slots were not posted"
         assert num_requests > server.num_steps, "some were repeated"
+        evaluate = ("eval", "runs/live", "--episodes", "2")
+        played = desk.call(*evaluate)
+        assert played.returncode == 0, played.stderr
+        assert "2 episodes" in played.stdout
+        server.kill()
+        for command in (evaluate, ("size", "live.yaml")):
+            refused = desk.call(*command)
+            assert refused.returncode == 1
+            assert refused.stderr.splitlines()[-1].startswith("Error: ")
+            assert f"the environment server {proxy.endpoint} is away" in refused.stderr
 
 
 def test_a_run_waits_for_a_server_that_starts_late_and_can_be_interrupted(tmp_path: Path) -> None:
@@ -111,4 +122,6 @@ def test_a_run_waits_for_a_server_that_starts_late_and_can_be_interrupted(tmp_pa
         summary = desk.facts().json("summary.json")
         assert summary["ledger"]["balanced"]
         assert desk.facts().newest() is not None
+        actors = [page for page in read_pages(desk.run_folder / "ledger") if page.role == "actor"]
+        assert [page.ended for page in actors] == [True, True], "they abandoned the wait"
         assert not desk.facts().leftovers()
