@@ -231,8 +231,8 @@ def _authorization(token_file: str | None) -> dict[str, str]:
 
 
 def _in_words(error: urllib3.exceptions.HTTPError) -> str:
-    """Return a failure without the addresses of objects, which urllib3 puts before it."""
-    text = str(error)
+    """Return a failure without what urllib3 puts around it."""
+    text = str(error.args[-1] if error.args and isinstance(error.args[-1], Exception) else error)
     if text.startswith(("HTTPConnection(", "HTTPSConnection(", "HTTPConnectionPool(", "HTTPSConnectionPool(")):
         text = text.partition("): ")[2] or text
     return shorten(text, _MAX_CHARACTERS, placeholder="...")
