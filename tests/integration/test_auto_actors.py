@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
+import pytest
+
+from rlsrl.local import auto_actors
+from rlsrl.local.auto_actors import choose_actors
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.live_runs import Desk
 
 EXPERIMENT = """\
@@ -49,3 +55,25 @@ def test_a_run_chooses_its_actors_once_and_records_them(tmp_path: Path) -> None:
     other = desk.call("run", "live.yaml", "--set", "actors.replicas=2")
     assert other.returncode == 2
     assert "spec.actors.replicas: 3 -> 2" in other.stderr
+
+
+def test_an_environment_that_hangs_while_it_is_measured_ends_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "waits.py").write_text("import time\n\n\ndef make():\n    time.sleep(3600)\n")
+    (tmp_path / "live.yaml").write_text(EXPERIMENT)
+    monkeypatch.setattr(auto_actors, "CHOICE_SECONDS", 15)
+    with pytest.raises(ConfigurationError, match="took longer than 15 s; give a number"):
+        choose_actors(tmp_path / "live.yaml", (), modules=tmp_path)
+
+
+def test_a_server_that_is_away_while_actors_are_counted_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    away = f'{{http: {{url: "http://127.0.0.1:{port}", retries: 0}}}}'
+    found = Desk(tmp_path, EXPERIMENT).call("run", "live.yaml", "--set", f"environment={away}")
+    assert found.returncode == 2
+    last = found.stderr.strip().splitlines()[-1]
+    assert last.startswith(
+        f"Error: actors.replicas is auto, and the environment server http://127.0.0.1:{port} is away: "
+    )

@@ -31,7 +31,7 @@ METADATA: tuple[IpNetwork, ...] = tuple(
         ),
     )
 )
-"""Addresses at which clouds give credentials to whoever asks from a node."""
+"""Addresses of clouds' metadata servers, which give credentials to every process of a node."""
 
 
 def egress_faults(experiment: RLExperiment, allowed: Environments) -> list[str]:

@@ -109,7 +109,7 @@ FAULTS = {
         IMAGES + "environments: {egress: [{}]}\n",
         "environments.egress.0: has none of cidr, namespaceSelector, podSelector, not {}",
     ),
-    "a range that is none": (
+    "an invalid range": (
         IMAGES + "environments: {egress: [{cidr: 10.0.0.1/8}]}\n",
         "environments.egress.0.cidr: 10.0.0.1/8 is no range: its address has bits beyond the prefix, not '10.0.0.1/8'",
     ),

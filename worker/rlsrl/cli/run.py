@@ -72,6 +72,7 @@ def _num_actors(folder: RunFolder, file: Path, overrides: Sequence[str]) -> int:
     """Return the number of actors that ``auto`` stands for: the recorded one of a run that resumes."""
     if folder.holds_run:
         return recorded_experiment(folder).spec.actors.replicas
+    _say("actors.replicas: auto: measuring one environment")
     choice = choose_actors(file, overrides, modules=file.absolute().parent)
     _say(
         f"actors.replicas: auto is {choice.num_actors} (cores: {choice.cores}, estimated env steps/s: "

@@ -6,6 +6,7 @@ torch and steps the user's environment for a second.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,6 +24,8 @@ MOST_ACTORS_A_CORE = 4
 """Actors beyond this number for each core are not tried."""
 LEAST_TRIED = 16
 """At least so many are tried: environments that wait use no core."""
+CHOICE_SECONDS = 600
+"""The longest time that a choice may take: that of one ``reset`` by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,15 +46,17 @@ def choose_actors(file: Path, overrides: Sequence[str], *, modules: Path) -> Cho
 
     Raises:
         SpecError: the experiment is invalid, with any number of actors.
-        ConfigurationError: the environment or the user's network cannot be made.
+        ConfigurationError: the environment or the user's network cannot be made, or the choice took too long.
         EnvironmentFailed: the environment raised.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        arguments = file, tuple(overrides), str(modules.absolute()), usable_cores(), CHOICE_SECONDS
         try:
-            return pool.submit(_choose, file, tuple(overrides), str(modules.absolute()), usable_cores()).result()
+            return pool.submit(_choose, *arguments).result()
         except BrokenProcessPool as error:
             raise ConfigurationError(
-                "actors.replicas is auto, and the process that measures the environment was killed; give a number"
+                "actors.replicas is auto, and the process that measures the environment was killed, or took longer "
+                f"than {CHOICE_SECONDS} s; give a number"
             ) from error
 
 
@@ -61,9 +66,12 @@ def fewest(speeds: Mapping[int, float]) -> int:
     return min(number for number, speed in speeds.items() if speed >= enough)
 
 
-def _choose(file: Path, overrides: Sequence[str], modules: str, cores: int) -> Choice:
+def _choose(file: Path, overrides: Sequence[str], modules: str, cores: int, seconds: int) -> Choice:
+    """Choose in this process, which ends after that many seconds, whatever the environment does."""
+    signal.alarm(seconds)
     sys.path.insert(0, modules)
     from rlsrl.envs.factory import environment_spec
+    from rlsrl.envs.unreachable import EnvironmentUnreachable
     from rlsrl.policies.effort import network_effort
     from rlsrl.sizing.costs import measured_costs
     from rlsrl.sizing.environment import measure_environment
@@ -73,9 +81,13 @@ def _choose(file: Path, overrides: Sequence[str], modules: str, cores: int) -> C
 
     spec = load_file(file, overrides, auto_actors=lambda: 1).spec
     source = environment_source(spec.environment)
-    env_spec = environment_spec(source)
+    try:
+        env_spec = environment_spec(source)
+        environment = measure_environment(source)
+    except EnvironmentUnreachable as error:
+        raise ConfigurationError(f"actors.replicas is auto, and {error}") from None  # its locks stay in this process
     network = network_effort(torch_policy(spec.policy.network, env_spec, seed=spec.seed))
-    environment, costs = measure_environment(source), measured_costs().costs
+    costs = measured_costs().costs
     speeds = {}
     for number in range(1, min(spec.actors.num_environments, max(MOST_ACTORS_A_CORE * cores, LEAST_TRIED)) + 1):
         try:

@@ -49,7 +49,7 @@ class HttpEnv(gymnasium.Env[Any, Any]):
         self._server = access_to(server) if isinstance(server, HttpOptions) else server
         self._request = {"kwargs": encode(dict(kwargs or {})), "place": None if place is None else asdict(place)}
         self._path = ""
-        """Of the session; empty if there is none."""
+        """The path of the session's URL; empty without a session."""
         self._key = 0
         self._open()
 

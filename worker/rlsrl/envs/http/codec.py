@@ -59,7 +59,7 @@ def decode_number(value: Any) -> Any:
 def decode_element(space: gymnasium.Space[Any], value: Any) -> Any:
     """Return an observation or an action of ``space`` from its JSON.
 
-    A value that does not fit the space stays as it is: whoever uses it says what is wrong.
+    A value that does not fit the space is returned unchanged: the caller checks it.
 
     Raises:
         CodecError: an array or a number is malformed.
@@ -115,7 +115,7 @@ def decode_space(value: Any) -> gymnasium.Space[Any]:
     """Return the space of ``encode_space``. The members of a Dict are pairs; an object is accepted as well.
 
     Raises:
-        CodecError: it is none.
+        CodecError: the value describes no space of the protocol.
     """
     try:
         return _decoded_space(value)

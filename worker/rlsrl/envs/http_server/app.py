@@ -106,7 +106,7 @@ def environment_app(sessions: Sessions, *, token: str = "") -> FastAPI:
         try:
             found = await _of(sessions.open(name, {}, None))
         finally:
-            sessions.discard(name)
+            sessions.close(name)
         return _json({"observation_space": found.observation, "action_space": found.action})
 
     @app.put(SESSIONS + "/{session}", response_model=SessionReply)
@@ -116,7 +116,7 @@ def environment_app(sessions: Sessions, *, token: str = "") -> FastAPI:
             found = await _of(sessions.open(session, body.kwargs, body.place))
         except SessionError as error:
             if error.kind != "full":
-                sessions.discard(session)
+                sessions.close(session)  # so that its name can be tried again
             raise
         reply = {"observation_space": found.observation, "action_space": found.action}
         return _json({**reply, "idle_seconds": sessions.idle_seconds})

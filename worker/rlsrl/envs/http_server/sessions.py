@@ -91,8 +91,8 @@ class SessionSpaces:
 class _Session:
     """One environment, its thread, and its last answer."""
 
-    def __init__(self, name: str, source: EnvironmentSource, counter: StepCounter) -> None:
-        self.last_request = time.monotonic()
+    def __init__(self, name: str, source: EnvironmentSource, counter: StepCounter, *, now: float) -> None:
+        self.last_request = now
         self._source = source
         self._counter = counter
         self._env: gymnasium.Env[Any, Any] | None = None
@@ -220,8 +220,7 @@ class Sessions:
             return session.made
         if len(self._sessions) >= self._max_sessions:
             raise SessionError("full", f"the server has {len(self._sessions)} sessions; allowed: {self._max_sessions}")
-        session = self._sessions[name] = _Session(name, self._with(kwargs, place), self.counter)
-        session.last_request = self._now()
+        session = self._sessions[name] = _Session(name, self._with(kwargs, place), self.counter, now=self._now())
         return session.made
 
     def reset(self, name: str, key: int, seed: int | None, options: dict[str, Any] | None) -> Future[dict[str, Any]]:
@@ -252,10 +251,6 @@ class Sessions:
         """End a session. Return its end, or None if there is no such session."""
         session = self._sessions.pop(name, None)
         return None if session is None else session.close()
-
-    def discard(self, name: str) -> None:
-        """Forget a session whose environment could not be made, so that its name can be tried again."""
-        self.close(name)
 
     def expire(self) -> None:
         """End the sessions that are idle for too long."""

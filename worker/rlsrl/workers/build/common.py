@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rlsrl.api.spec import Environment, HttpEnvironment, Network
+from rlsrl.api.spec import Environment, Network
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import AtariOptions, EnvironmentSource, environment_spec
 from rlsrl.envs.http.options import HttpOptions
@@ -53,7 +53,7 @@ def environment_source(
     return EnvironmentSource(
         id=environment.id,
         factory=environment.factory,
-        http=None if environment.http is None else _http_options(environment.http),
+        http=None if environment.http is None else HttpOptions(**environment.http.model_dump()),
         kwargs={**environment.kwargs, **environment.kwargs_at(rank)},
         place=place if environment.pass_place else None,
         atari=None
@@ -67,18 +67,6 @@ def environment_source(
         max_episode_steps=environment.max_episode_steps,
         frame_stack=environment.frame_stack,
         action_mask=environment.action_mask,
-    )
-
-
-def _http_options(http: HttpEnvironment) -> HttpOptions:
-    return HttpOptions(
-        url=http.url,
-        timeout_seconds=http.timeout_seconds,
-        retries=http.retries,
-        backoff_seconds=http.backoff_seconds,
-        max_backoff_seconds=http.max_backoff_seconds,
-        breaker_failures=http.breaker_failures,
-        token_file=http.token_file,
     )
 
 
