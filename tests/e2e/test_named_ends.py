@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from s3_server import SLOW_STORE, start_s3, start_slow_proxy
 
 from rlsrl.api.pods import terminations
 from rlsrl.testing.faults import (
@@ -35,6 +36,7 @@ from rlsrl.testing.kubectl import (
 )
 from rlsrl.testing.recovery import GOAL, Recovered
 from rlsrl.testing.waiting import until
+from rlsrl.workers.checkpoints import LATE_SECONDS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(900)]
 
@@ -200,6 +202,25 @@ def test_a_volume_that_is_full_at_the_end(where: Namespace, small_volume: str, r
     assert "could not be stored for 5 s" in finished["message"]
     assert "No space left on device: '/data/" in finished["message"]
     assert experiment.status["restarts"] == 0
+
+
+def test_a_slow_store(where: Namespace, actor_image: str, recovered: Recovered) -> None:
+    """The store takes longer for a version than a version may be late, and fails no request."""
+    start_s3(where, actor_image)
+    store = start_slow_proxy(where, actor_image, seconds=2 * int(LATE_SECONDS)) | {"answerSeconds": 4 * LATE_SECONDS}
+    experiment = begin(where, parameters={"everySeconds": 1, "store": {"objectStore": store}})
+    before = lives(experiment)
+    where.kubectl("exec", "s3-proxy", "--", "touch", SLOW_STORE)
+    message = await_reason(experiment, "Durable", "StoredLate")
+    assert re.search(r"the store is slow: version [0-9.]+ ", message), message
+    assert "StoredLate" in why(experiment).stdout
+
+    def cure() -> None:
+        where.kubectl("exec", "s3-proxy", "--", "rm", SLOW_STORE)
+        until(lambda: experiment.condition("Durable").get("reason") == "Stored", "versions are stored in time again")
+        assert lives(experiment) == before
+
+    after_the_cure(recovered, "slow object store", "Durable: StoredLate", experiment, cure)
 
 
 def test_an_exhausted_budget(where: Namespace, hands: Nodes, recovered: Recovered) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from s3_server import start_s3
 
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.kubectl import ClusterExperiment, Namespace, run
@@ -14,78 +15,12 @@ from rlsrl.testing.waiting import until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 GOAL = 475.0
-PORT = 7070
-USER = 10001
-KEYS = {"AWS_ACCESS_KEY_ID": "e2e-access-key", "AWS_SECRET_ACCESS_KEY": "e2e-secret-key"}
-CONTAINER = {
-    "allowPrivilegeEscalation": False,
-    "readOnlyRootFilesystem": True,
-    "capabilities": {"drop": ["ALL"]},
-}
-MOUNTS = [{"name": "data", "mountPath": "/data"}]
-LABELS = {"app": "s3"}
-
-
-def server(image: str) -> Object:
-    """Start a pod with the real S3 server and a bucket."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "s3", "labels": LABELS},
-        "spec": {
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": USER,
-                "fsGroup": USER,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "initContainers": [
-                {
-                    "name": "bucket",
-                    "image": image,
-                    "command": ["mkdir", "-p", "/data/versions"],
-                    "volumeMounts": MOUNTS,
-                    "securityContext": CONTAINER,
-                }
-            ],
-            "containers": [
-                {
-                    "name": "s3",
-                    "image": "localhost/s3:e2e",
-                    "args": ["--port", f":{PORT}", "--region", "us-east-1", "--quiet", "posix", "/data"],
-                    "env": [
-                        {"name": "ROOT_ACCESS_KEY", "value": KEYS["AWS_ACCESS_KEY_ID"]},
-                        {"name": "ROOT_SECRET_KEY", "value": KEYS["AWS_SECRET_ACCESS_KEY"]},
-                    ],
-                    "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
-                    "volumeMounts": MOUNTS,
-                    "securityContext": CONTAINER,
-                }
-            ],
-            "volumes": [{"name": "data", "emptyDir": {}}],
-        },
-    }
 
 
 def test_it_trains_to_the_goal_and_its_exported_weights_play(
     where: Namespace, cartpole: Object, actor_image: str, tmp_path: Path
 ) -> None:
-    where.apply(
-        server(actor_image),
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": "s3"},
-            "spec": {"selector": LABELS, "ports": [{"port": PORT}]},
-        },
-        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "bucket-keys"}, "stringData": KEYS},
-    )
-    where.kubectl("wait", "--for=condition=Ready", "pod/s3", "--timeout=60s")
-    store = {
-        "url": "s3://versions",
-        "endpoint": f"http://s3.{where.name}.svc:{PORT}",
-        "credentialsSecret": "bucket-keys",
-    }
+    store = start_s3(where, actor_image)
     cartpole["spec"]["parameters"]["store"] = {"objectStore": store}
     where.apply(cartpole)
     experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
