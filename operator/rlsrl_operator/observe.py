@@ -39,6 +39,7 @@ from rlsrl_operator.manifests.kueue import queue_labels
 from rlsrl_operator.manifests.types import ObjectKey, key_of
 from rlsrl_operator.operator_key import token_of
 from rlsrl_operator.roles import is_queued, roles_of, workload_of
+from rlsrl_operator.services import ServiceReader
 from rlsrl_operator.settings import OperatorSettings
 
 MAKING_SECONDS = 3.0
@@ -83,7 +84,8 @@ class Observed:
     """Why it is invalid."""
     revision: Revision | None = None
     """The revision on record for this generation or, if its object is not among ``children``, the one to record. None:
-    the first generation has pod templates that the administrator does not allow."""
+    the first generation has pod templates or destinations that the administrator does not allow, or no network rule
+    follows from its server's Service."""
     revision_problem: RevisionProblem | None = None
     """Set instead of ``revision``."""
     children: Mapping[ObjectKey, Child] = field(default_factory=dict)
@@ -106,6 +108,7 @@ class ExperimentMemory:
     """What is remembered of one experiment between passes. Losing it costs calls only."""
 
     children: InformerCache
+    services: ServiceReader
     context: ExperimentContext | None = None
     revision: Revision | None = None
     """The revision of the present generation."""
@@ -146,18 +149,21 @@ class Observer:
             memory.context = context = self._context(document, status, memory.context)
         except SpecError as error:
             return Observed(document=document, status=status, spec_error=str(error))
+        context = await self._with_services(context, memory, now)
         is_new = context.generation == 1 and status.phase is None
         await memory.children.refresh(context, now, is_new=is_new, is_blocked=memory.blocker is not None)
         observed = Observed(document=document, status=status, context=context)
         observed = await self._with_revision(observed, context, memory)
         if observed.revision is None:
             return observed
+        context = await self._with_services(context, memory, now)
         running = replace(context, experiment=observed.revision.experiment)
         labelled = await self._cluster.list("v1", "Pod", context.namespace, context.own_labels)
         pods = [pod for pod in labelled if ROLE_LABEL in pod["metadata"]["labels"]]
         is_blocked = memory.blocker is not None and memory.blocker.at is not None
         return replace(
             observed,
+            context=context,
             pods=pods,
             failed_create=None if is_blocked else await self._failed_create(running, status, pods, now),
             children={**observed.children, **await self._children(running, observed.revision, memory)},
@@ -187,6 +193,17 @@ class Observer:
             first_attempt=first_attempt,
             fresh_attempt=status.fresh_attempt,
         )
+
+    async def _with_services(
+        self, context: ExperimentContext, memory: ExperimentMemory, now: datetime
+    ) -> ExperimentContext:
+        """Add the Services that the experiment needs to know, as written and as recorded."""
+        recorded = context if memory.revision is None else replace(context, experiment=memory.revision.experiment)
+        names = {each.service for each in (context, recorded) if each.service is not None}
+        services = await memory.services.read(names, now)
+        if services != context.services:
+            memory.context = context = replace(context, services=services)
+        return context
 
     async def _with_revision(
         self, observed: Observed, context: ExperimentContext, memory: ExperimentMemory

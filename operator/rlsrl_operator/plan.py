@@ -25,6 +25,7 @@ from rlsrl_operator.manifests import (
     volume_claim,
 )
 from rlsrl_operator.manifests.context import SETTINGS_ANNOTATION, SETTINGS_KEY
+from rlsrl_operator.manifests.network import with_server_rule
 from rlsrl_operator.manifests.permissions import disallowed
 from rlsrl_operator.manifests.types import ObjectKey, digest, key_of
 from rlsrl_operator.observe import Blocker, Observed, RevisionProblem
@@ -137,8 +138,9 @@ def plan(observed: Observed, *, key: bytes, now: datetime) -> Plan:
     if observed.revision_problem is not None:
         return _without_revision(observed, context, observed.revision_problem, now)
     if revision is None:
-        faults = disallowed(context.experiment, context.settings)
-        return _not_accepted(observed, "InvalidSpec", "\n".join(faults), now)
+        if faults := disallowed(context.experiment, context.settings):
+            return _not_accepted(observed, "InvalidSpec", "\n".join(faults), now)
+        return _not_accepted(observed, context.server.reason, context.server.fault, now)
     running = context
     if revision.experiment != context.experiment:
         running = replace(context, experiment=revision.experiment)
@@ -189,6 +191,7 @@ def _accepted(run: _Run) -> Plan:
         failed_create=observed.queue_refusal or observed.failed_create,
         refused_edits=refused(run.revision.experiment, run.written.experiment),
         disallowed=disallowed(run.written.experiment, run.written.settings) if run.is_edit_refused else (),
+        server=run.running.server,
     )
     if (claim := volume_claim(run.running)) is not None and (child := observed.children.get(key_of(claim))) is not None:
         name = claim["metadata"]["name"]
@@ -281,8 +284,12 @@ def _wanted(run: _Run, key: bytes) -> Iterator[Manifest]:
     yield token_secret(context, token_of(key, context.uid))
     if (claim := volume_claim(context)) is not None:
         yield claim
+    server = context.server
     for manifest in run.revision.manifests:
-        yield for_phase(manifest, run.judged, observed.pods, run.now, makes_way=run.retry is not None)
+        if manifest["kind"] == "NetworkPolicy":
+            yield with_server_rule(manifest, context, server.rule)
+        else:
+            yield for_phase(manifest, run.judged, observed.pods, run.now, makes_way=run.retry is not None)
 
 
 def _writes(run: _Run, wanted: Iterator[Manifest]) -> tuple[tuple[Write, ...], Plan | None]:

@@ -2,8 +2,8 @@
 
 Each pass starts from what the API server shows, so a pass that was interrupted anywhere is completed by the next one.
 
-A steady experiment gets a full pass when a watch reports a change, and every ``STEADY_SECONDS``. In between a pass only
-copies the coordinator's numbers into its status.
+A steady experiment gets a full pass when a watch reports a change or its server's Service has changed, and every
+``STEADY_SECONDS``. In between a pass only copies the coordinator's numbers into its status.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rlsrl_operator.informer_cache import InformerCache
 from rlsrl_operator.manifests import ExperimentContext, Manifest
 from rlsrl_operator.observe import Blocker, ExperimentMemory, Observed, Observer
 from rlsrl_operator.plan import RETRY_SECONDS, TROUBLE_SECONDS, plan
+from rlsrl_operator.services import ServiceReader
 from rlsrl_operator.settings import OperatorSettings
 
 STEADY_SECONDS = 300.0
@@ -93,7 +94,7 @@ class Reconciler:
         self._now = now
         self._on_status = on_status
         self._entries = defaultdict[ExperimentKey, _Entry](
-            lambda: _Entry(ExperimentMemory(children=InformerCache(cluster)))
+            lambda: _Entry(ExperimentMemory(children=InformerCache(cluster), services=ServiceReader(cluster)))
         )
         self._key = key
 
@@ -118,7 +119,7 @@ class Reconciler:
         steady, entry.steady = entry.steady, None
         now = self._now()
         try:
-            if steady is None or now >= steady.until:
+            if steady is None or now >= steady.until or await entry.memory.services.has_changed(now):
                 return await self._reconcile_once(key, entry, num_reports, now)
             return await self._report_progress(key, entry, steady, num_reports, now)
         except ResourceConflict as conflict:

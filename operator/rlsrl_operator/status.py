@@ -42,6 +42,7 @@ from rlsrl_operator.gang import attempt_of, parse_time
 from rlsrl_operator.manifests.context import MANAGER, ExperimentContext
 from rlsrl_operator.manifests.kueue import is_gated
 from rlsrl_operator.manifests.pods import TLS_KEYS
+from rlsrl_operator.manifests.servers import NO_RULE, ServerRule
 from rlsrl_operator.manifests.types import Manifest, digest
 from rlsrl_operator.roles import is_queued, roles_of
 
@@ -400,6 +401,7 @@ def summarize(
     failed_create: str | None = None,
     refused_edits: Sequence[str] = (),
     disallowed: Sequence[str] = (),
+    server: ServerRule = NO_RULE,
 ) -> ExperimentStatus:
     """Return the status with what the pods show, given the attempt and the phase that were decided.
 
@@ -411,10 +413,13 @@ def summarize(
         failed_create: why pods cannot be created, if they cannot.
         refused_edits: fields of the document that were edited and must not be.
         disallowed: what the administrator does not allow of the document.
+        server: the network rule for the environments' server.
     """
     generation, before = context.generation, status
     counts = _role_counts(status, context, pods)
-    status = with_condition(status, ACCEPTED, *_accepted(refused_edits, disallowed), generation=generation, now=now)
+    status = with_condition(
+        status, ACCEPTED, *_accepted(refused_edits, disallowed, server), generation=generation, now=now
+    )
     holds, reason, message = _readiness(status, context, pods, counts, failed_create)
     status = with_condition(status, READY, holds, reason, message, generation=generation, now=now)
     complete = condition(status, GANG_COMPLETE)
@@ -485,18 +490,17 @@ def _readiness(
 
 
 def _accepted(
-    refused_edits: Sequence[str], disallowed: Sequence[str]
+    refused_edits: Sequence[str], disallowed: Sequence[str], server: ServerRule
 ) -> tuple[Literal["True", "False"], AcceptedReason, str]:
     if disallowed:
         return "False", "InvalidSpec", "\n".join(disallowed)
-    if not refused_edits:
-        return "True", "Accepted", "every object matches the spec"
-    fields = ", ".join(refused_edits)
-    return (
-        "False",
-        "EditRefused",
-        f"{fields} cannot be edited: take the edit back, or apply the new experiment under another name",
-    )
+    if refused_edits:
+        fields = ", ".join(refused_edits)
+        cure = "take the edit back, or apply the new experiment under another name"
+        return "False", "EditRefused", f"{fields} cannot be edited: {cure}"
+    if server.fault:
+        return "False", server.reason, server.fault
+    return "True", "Accepted", "every object matches the spec"
 
 
 def replica_failure(deployment: Manifest) -> str | None:

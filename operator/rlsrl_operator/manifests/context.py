@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from rlsrl.api.live import name_of
@@ -14,6 +15,7 @@ from rlsrl.api.retry import run_uid_of
 from rlsrl.api.role_names import COORDINATOR
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl_operator.manifests.kueue import QUEUE_LABEL, queue_labels
+from rlsrl_operator.manifests.servers import EnvironmentService, ServerRule, ServiceName, server_rule, service_of
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.settings import OperatorSettings
 
@@ -44,6 +46,8 @@ class ExperimentContext:
     """The first attempt since the failed experiment was last tried again."""
     fresh_attempt: int | None = None
     """The attempt that last began again from step 0; None if none did."""
+    services: Mapping[ServiceName, EnvironmentService] = field(default_factory=dict)
+    """The Services of ``service``, as they were read last."""
 
     @property
     def name(self) -> str:
@@ -111,6 +115,16 @@ class ExperimentContext:
     def token_name(self) -> str:
         """The name of the token's Secret; see ``config_name``."""
         return self.name_of(f"token-{self.uid[:8]}")
+
+    @property
+    def service(self) -> ServiceName | None:
+        """The Service of the environments' server, if a network rule follows from it."""
+        return service_of(self.experiment, self.namespace, self.settings.environments)
+
+    @property
+    def server(self) -> ServerRule:
+        """The network rule for the environments' server, by what the administrator allows today."""
+        return server_rule(self.experiment, self.namespace, self.settings.environments, self.services)
 
     @property
     def own_labels(self) -> dict[str, str]:

@@ -54,22 +54,23 @@ def egress_rules(experiment: RLExperiment, allowed: Environments) -> list[Manife
 
 
 def _faults(peer: EgressPeer, allowed: Environments, at: str) -> Iterator[str]:
-    return _selector_faults(peer, allowed, at) if peer.cidr is None else _range_faults(peer.cidr, allowed, at)
+    return selector_faults(peer, allowed, at) if peer.cidr is None else range_faults(peer.cidr, allowed, f"{at}.cidr")
 
 
-def _range_faults(cidr: str, allowed: Environments, at: str) -> Iterator[str]:
+def range_faults(cidr: str, allowed: Environments, at: str) -> Iterator[str]:
+    """Yield why the administrator does not allow the range. ``at``: what each text begins with."""
     wanted = ip_network(cidr)
-    if (closed := next((each for each in METADATA if _is_within(wanted, each)), None)) is not None:
-        yield f"{at}.cidr: {cidr} is within {closed}, where clouds have metadata addresses: no environment reaches them"
+    if (closed := next((each for each in METADATA if is_within(wanted, each)), None)) is not None:
+        yield f"{at}: {cidr} is within {closed}, where clouds have metadata addresses: no environment reaches them"
     elif (entry := _entry_for(wanted, allowed)) is None:
-        yield f"{at}.cidr: {cidr} is not within an allowed range; allowed: {_ranges(allowed)}"
+        yield f"{at}: {cidr} is not within an allowed range; allowed: {_ranges(allowed)}"
     elif allowed.api_server is None:
         yield (
-            f"{at}.cidr: {cidr} is refused while the API server's addresses are unknown: let the operator get the "
+            f"{at}: {cidr} is refused while the API server's addresses are unknown: let the operator get the "
             "EndpointSlice kubernetes of the namespace default, as the chart does, and start it again"
         )
-    elif any(_is_within(wanted, each) for each in _closed(allowed, entry)):
-        yield f"{at}.cidr: {cidr} is the API server's, which no environment reaches"
+    elif any(is_within(wanted, each) for each in _closed(allowed, entry)):
+        yield f"{at}: {cidr} is the API server's, which no environment reaches"
 
 
 def _entry_for(wanted: IpNetwork, allowed: Environments) -> AllowedEgress | None:
@@ -78,9 +79,9 @@ def _entry_for(wanted: IpNetwork, allowed: Environments) -> AllowedEgress | None
 
 
 def _contains(entry: AllowedEgress, wanted: IpNetwork) -> bool:
-    if entry.cidr is None or not _is_within(wanted, ip_network(entry.cidr)):
+    if entry.cidr is None or not is_within(wanted, ip_network(entry.cidr)):
         return False
-    return not any(_is_within(wanted, ip_network(each)) for each in entry.except_)
+    return not any(is_within(wanted, ip_network(each)) for each in entry.except_)
 
 
 def _closed(allowed: Environments, entry: AllowedEgress | None) -> Iterator[IpNetwork]:
@@ -99,16 +100,22 @@ def _ranges(allowed: Environments) -> str:
     return ", ".join(listed) or "none: the administrator lists ranges in the chart's value environments.egress"
 
 
-def _selector_faults(peer: EgressPeer, allowed: Environments, at: str) -> Iterator[str]:
-    if any(_is_narrower(peer, each) for each in allowed.egress if each.cidr is None):
+def selector_faults(peer: EgressPeer, allowed: Environments, at: str) -> Iterator[str]:
+    """Yield why the administrator does not allow the pods that the peer selects. ``at``: see ``range_faults``."""
+    if any(is_narrower(peer, each) for each in allowed.egress if each.cidr is None):
         return
+    yield f"{at}: {_shown(peer)} is not within an allowed selection; allowed: {selections(allowed)}"
+
+
+def selections(allowed: Environments) -> str:
+    """Return in words the pods that the administrator allows."""
     listed = "; ".join(_shown(each) for each in allowed.egress if each.cidr is None)
-    choice = f"{listed}; also with further labels" if listed else ""
-    none = "none: the administrator lists selectors in the chart's value environments.egress"
-    yield f"{at}: {_shown(peer)} is not within an allowed selection; allowed: {choice or none}"
+    if not listed:
+        return "none: the administrator lists selectors in the chart's value environments.egress"
+    return f"{listed}; also with further labels"
 
 
-def _is_narrower(asked: EgressPeer, allowed: EgressPeer) -> bool:
+def is_narrower(asked: EgressPeer, allowed: EgressPeer) -> bool:
     """Return whether the allowed peer certainly selects every pod that the other peer selects.
 
     A selector with more labels selects fewer objects.
@@ -141,10 +148,11 @@ def _rule(rule: EgressRule, allowed: Environments) -> Manifest:
         {"port": each.port, **({"endPort": each.end_port} if each.end_port else {}), "protocol": each.protocol}
         for each in rule.ports
     ]
-    return {"to": [_peer(rule.to, allowed)], "ports": ports}
+    return {"to": [peer_manifest(rule.to, allowed)], "ports": ports}
 
 
-def _peer(peer: EgressPeer, allowed: Environments) -> Manifest:
+def peer_manifest(peer: EgressPeer, allowed: Environments) -> Manifest:
+    """Return the peer in the words of a NetworkPolicy, without what no environment may reach."""
     if peer.cidr is None:
         selectors = {"namespaceSelector": peer.namespace_selector, "podSelector": peer.pod_selector}
         return {name: _selector(each) for name, each in selectors.items() if each is not None}
@@ -159,12 +167,12 @@ def _selector(selector: LabelSelector) -> Manifest:
 
 def _inside(wanted: IpNetwork, closed: Iterable[IpNetwork]) -> list[str]:
     """Return the closed ranges inside the wanted one, each address once, in ascending order."""
-    inside = {each for each in closed if _is_within(each, wanted)}
-    widest = (each for each in inside if not any(_is_within(each, other) for other in inside - {each}))
+    inside = {each for each in closed if is_within(each, wanted)}
+    widest = (each for each in inside if not any(is_within(each, other) for other in inside - {each}))
     return [str(each) for each in sorted(widest, key=lambda each: int(each.network_address))]
 
 
-def _is_within(inner: IpNetwork, outer: IpNetwork) -> bool:
+def is_within(inner: IpNetwork, outer: IpNetwork) -> bool:
     """Return whether one range is part of another. Ranges of IPv4 and IPv6 never are."""
     if isinstance(inner, IPv4Network):
         return isinstance(outer, IPv4Network) and inner.subnet_of(outer)

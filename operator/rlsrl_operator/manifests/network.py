@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from rlsrl.api.placement import HTTP_PORT
+from rlsrl.api.pods import ROLE_LABEL
 from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.roles import Role
 from rlsrl_operator.manifests.context import ExperimentContext
@@ -22,6 +23,14 @@ _HTTPS_PORT = 443
 def network_policies(context: ExperimentContext) -> list[Manifest]:
     """Return one NetworkPolicy for each role."""
     return [_policy(context, role) for role in roles_of(context.configs)]
+
+
+def with_server_rule(policy: Manifest, context: ExperimentContext, rule: Manifest | None) -> Manifest:
+    """Return a NetworkPolicy of the experiment with the rule for the environments' server, if its role makes any."""
+    role = next(each for each in roles_of(context.configs) if each.name == policy["metadata"]["labels"][ROLE_LABEL])
+    if rule is None or not role.makes_environment:
+        return policy
+    return {**policy, "spec": {**policy["spec"], "egress": [*policy["spec"]["egress"], rule]}}
 
 
 def _policy(context: ExperimentContext, role: Role) -> Manifest:

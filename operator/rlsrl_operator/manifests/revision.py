@@ -78,10 +78,12 @@ def next_revision(before: Revision, context: ExperimentContext) -> Revision:
 def derive_revision(before: Revision | None, context: ExperimentContext) -> Revision | None:
     """Return the revision of a generation that has none, given the revision before it.
 
-    An edit that is not allowed leaves the experiment as it was. None: there is no revision before it either.
+    An edit that is not allowed leaves the experiment as it was. None: there is no revision before it either. A run that
+    has begun goes on without its server.
     """
     if before is None:
-        return None if disallowed(context.experiment, context.settings) else first_revision(context)
+        is_refused = bool(disallowed(context.experiment, context.settings) or context.server.fault)
+        return None if is_refused else first_revision(context)
     is_accepted = accepts_edit(before, context)
     if before.first_attempt != context.first_attempt:
         # The failed experiment is tried again, and no pods run that would have to keep their manifests.

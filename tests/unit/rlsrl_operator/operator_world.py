@@ -60,13 +60,15 @@ class ApiServer:
         """Status and message of the refusals."""
         self.meanwhile: Callable[[str], object] = lambda kind: None
         """Called with the kind at each read."""
+        self.hides: Callable[[Place], bool] = lambda place: False
+        """Selects the objects that the operator has no permission to get."""
         self.events: list[tuple[str, Manifest]] = []
         """Watch events that no watch has received: type and object."""
         self.resources = self
         self._numbers = itertools.count(1)
 
-    def place(self, kind: str, name: str) -> Place:
-        return kind, NAMESPACE, name
+    def place(self, kind: str, name: str, namespace: str = NAMESPACE) -> Place:
+        return kind, namespace, name
 
     def of_kind(self, *kinds: str) -> list[Manifest]:
         return [each for (kind, *_), each in self.objects.items() if kind in kinds]
@@ -77,13 +79,13 @@ class ApiServer:
         number = next(self._numbers)
         made["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": str(number), "generation": 1}
         made["metadata"] = {"namespace": NAMESPACE} | made["metadata"]
-        self.objects[self.place(made["kind"], made["metadata"]["name"])] = made
+        self.objects[self.place(made["kind"], made["metadata"]["name"], made["metadata"]["namespace"])] = made
         self.events.append(("MODIFIED", made))
         return made
 
-    def remove(self, kind: str, name: str) -> Manifest:
+    def remove(self, kind: str, name: str, namespace: str = NAMESPACE) -> Manifest:
         """Delete an object."""
-        found = self.objects.pop(self.place(kind, name))
+        found = self.objects.pop(self.place(kind, name, namespace))
         self.events.append(("DELETED", found))
         return found
 
@@ -108,7 +110,7 @@ class ApiServer:
         self.reads.append(("get" if "name" in asked else "list", resource.kind))
         self.meanwhile(resource.kind)
         if "name" in asked:
-            return self._answer(self._found(resource, asked["name"]))
+            return self._answer(self._readable(self.place(resource.kind, asked["name"], asked["namespace"])))
         wanted = dict(pair.split("=") for pair in asked.get("label_selector", "").split(",") if pair)
         items = [
             each for each in self.of_kind(resource.kind) if wanted.items() <= each["metadata"].get("labels", {}).items()
@@ -157,6 +159,15 @@ class ApiServer:
             raise ApiException(status=409)
         self.remove(resource.kind, name)
         return self._answer({})
+
+    def _readable(self, place: Place) -> Manifest:
+        if self.hides(place):
+            error = ApiException(status=403)
+            error.body = json.dumps({"message": "forbidden by the test"})
+            raise error
+        if place not in self.objects:
+            raise ApiException(status=404)
+        return self.objects[place]
 
     def _found(self, resource: Resource, name: str) -> Manifest:
         found = self.objects.get(self.place(resource.kind, name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -195,6 +195,29 @@ def test_an_environment_gets_its_credentials_from_a_secret_as_the_page_says() ->
     assert "simulator" not in str(pods["coordinator"])
     configs = [each for each in rendered if each["kind"] == "ConfigMap"]
     assert "SIMULATOR_TOKEN" not in str(configs), "the reference is in the pods alone"
+
+
+def test_the_token_of_a_server_comes_from_a_secret_as_the_page_says() -> None:
+    text = PAGE.read_text(encoding="utf-8").partition("is a file:\n")[2]
+    shown = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    document = {**minimal(), "spec": {**shown["spec"], "stop": {"envSteps": 1}}}
+    context = context_of(document)
+    assert disallowed(context.experiment, SETTINGS) == []
+    token_file = PurePosixPath(document["spec"]["environment"]["http"]["tokenFile"])
+    rendered = render(context)
+    pods = {
+        each["metadata"]["labels"]["rlsrl.dev/role"]: each["spec"]["template"]["spec"]
+        for each in rendered
+        if "template" in each.get("spec", {})
+    }
+    for role in ("actor", "trainer"):
+        (container,) = pods[role]["containers"]
+        (mount,) = (each for each in container["volumeMounts"] if each["name"] == "simulator")
+        (volume,) = (each for each in pods[role]["volumes"] if each["name"] == "simulator")
+        (item,) = volume["secret"]["items"]
+        assert PurePosixPath(mount["mountPath"]) / item["path"] == token_file
+        assert list(faults_of_restricted(pods[role])) == []
+    assert "simulator" not in str(pods["coordinator"])
 
 
 def test_gpus_are_set_by_the_spec_alone() -> None:

@@ -37,7 +37,7 @@ ROLLED_BACK: Final = "RolledBack"
 VOLUME_INTACT: Final = "VolumeIntact"
 FINISHED: Final = "Finished"
 
-AcceptedReason = Literal["Accepted", "InvalidSpec", "EditRefused", "NameConflict", "ObjectRefused"]
+AcceptedReason = Literal["Accepted", "InvalidSpec", "ServiceUnusable", "EditRefused", "NameConflict", "ObjectRefused"]
 EndReason = Literal[
     "Succeeded",
     "ConfigurationError",
@@ -149,10 +149,18 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "True",
         ),
         "InvalidSpec": Judgement(
-            "The spec is invalid, or the administrator does not allow a field of a `podTemplate` or a destination of "
-            "`environment.egress`. The message names the field.",
+            "The spec is invalid, or the administrator does not allow a field of a `podTemplate`, a destination of "
+            "`environment.egress` or the server of `environment.http`. The message names the field.",
             "Correct the spec. The administrator allows more by the chart's values `podTemplates` and "
             "`environments.egress`.",
+            "False",
+        ),
+        "ServiceUnusable": Judgement(
+            "No network rule follows from the Service in `environment.http.url`: the Service does not exist, has no "
+            "such port or no selector, or is an ExternalName, or the operator may not read it. A new experiment does "
+            "not begin. A run goes on, and its environments wait.",
+            "Correct the Service: the operator looks at it again within 30 seconds. Or write a rule for the server in "
+            "`environment.egress`.",
             "False",
         ),
         "ObjectRefused": Judgement(

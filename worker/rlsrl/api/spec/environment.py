@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
+from urllib.parse import urlsplit
 
-from pydantic import Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue
 
-from rlsrl.api.model import INTEGRAL, LIVE, Arguments, Model, Name
+from rlsrl.api.model import INTEGRAL, LIVE, Arguments, Model, Name, refusal
 from rlsrl.api.spec.egress import MAX_RULES, EgressRule
 from rlsrl.api.spec.scalars import Attribute, Count, PositiveSeconds
 
@@ -65,6 +66,20 @@ class KwargsByRank(Model):
         return {**lists, **{name: number + rank for name, number in self.add_rank.items()}}
 
 
+def _with_host_and_port(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_usable = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without an IPv6 address, or a port out of range
+        is_usable = False
+    if not is_usable:
+        raise refusal(
+            f"{url} has no usable host and port",
+            allowed="a host name or an address, IPv6 in brackets, and a port from 1 to 65535",
+        )
+    return url
+
+
 class HttpEnvironment(Model):
     """Environments in a server of yours (``rlsrl serve-environment``), one session for each environment. The spaces of
     observations and actions come from the server. Steps take at least a network round trip:
@@ -77,8 +92,11 @@ class HttpEnvironment(Model):
             max_length=2048,
             examples=["http://simulators:8765"],
         ),
+        AfterValidator(_with_host_and_port),
     ]
-    """The server's URL. It has no password: see ``tokenFile``."""
+    """The server's URL. It has no password: see ``tokenFile``. On a cluster the operator opens the way to an address or
+    to the pods of a Service, such as ``http://simulators.games:8765``, within what the administrator allows in the
+    chart's value ``environments.egress``. Another host name needs a rule with a ``cidr`` in ``egress``."""
     timeout_seconds: PositiveSeconds = 60.0
     """Longest wait for the answer to one try of a request, in seconds: longer than the longest step, reset or start of
     an environment."""
@@ -99,6 +117,17 @@ class HttpEnvironment(Model):
     ) = None
     """The absolute path of a file with the server's token, for example of a mounted Secret. All roles make environments
     and read it: actors, policy workers, buffer workers, trainers and evaluators."""
+
+    @property
+    def host(self) -> str:
+        """The host of ``url`` in lower case, an IPv6 address without brackets."""
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        """The port of ``url``."""
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
 
 
 class Environment(Model):
