@@ -11,6 +11,7 @@ from rlsrl.api.reasons import (
     ACCEPTED,
     DURABLE,
     ENVIRONMENT_ERRORS,
+    ENVIRONMENT_SERVER_AWAY,
     GANG_COMPLETE,
     NON_FINITE_VALUES,
     PROGRESSING,
@@ -132,10 +133,11 @@ def with_numbers(
     """Return the status with the run's numbers from the coordinator's ``/status``, and with the conditions that follow
     from it: Progressing and Durable if it says whether steps are taken and versions are stored, RolledBack if
     training resumed from an older version than the newest, EnvironmentErrors if environments raised, NonFiniteValues if
-    they gave NaN or infinity.
+    they gave NaN or infinity, EnvironmentServerAway if they wait for their server.
 
-    While the experiment starts, its numbers stay, and only a hanging environment is reported.
+    While the experiment starts, its numbers stay, and only an environment that hangs or waits is reported.
     """
+    status = _with_server(status, reported, generation=generation, now=now)
     if status.phase == "Starting":
         return _with_hanging_start(status, reported, generation=generation, now=now)
     totals = reported.get("totals")
@@ -221,6 +223,30 @@ def _with_hanging_start(
     return with_condition(status, PROGRESSING, "False", *_REST["Starting"], generation=generation, now=now)
 
 
+def _with_server(
+    status: ExperimentStatus, reported: Mapping[str, Any], *, generation: int, now: datetime
+) -> ExperimentStatus:
+    """Return the status with the condition EnvironmentServerAway, once environments have waited for their server."""
+    waits = reported.get("server_waits")
+    text = waits.get("text") if isinstance(waits, dict) else None
+    if isinstance(text, str):
+        return with_condition(
+            status, ENVIRONMENT_SERVER_AWAY, "True", "ServerAway", text, generation=generation, now=now
+        )
+    return _without_waits(status, generation=generation, now=now)
+
+
+def _without_waits(status: ExperimentStatus, *, generation: int, now: datetime) -> ExperimentStatus:
+    """Return the status of an experiment of which no environment waits for a server."""
+    before = condition(status, ENVIRONMENT_SERVER_AWAY)
+    if before is None or before.status == "False":
+        return status
+    message = "no environment waits for its server"
+    return with_condition(
+        status, ENVIRONMENT_SERVER_AWAY, "False", "NoneWaits", message, generation=generation, now=now
+    )
+
+
 def _environment_errors(reported: Mapping[str, Any]) -> str | None:
     """Return the message of the condition EnvironmentErrors, or None without errors."""
     if (found := _counted(reported, "environment_errors")) is None:
@@ -256,6 +282,8 @@ def _counted(reported: Mapping[str, Any], name: str) -> tuple[float, str] | None
 
 def _at_rest(status: ExperimentStatus, *, generation: int, now: datetime) -> ExperimentStatus:
     """Return the status of an experiment that has taken steps, and takes none in its present phase."""
+    if status.phase in _PODLESS_PHASES:
+        status = _without_waits(status, generation=generation, now=now)
     if status.phase is None or status.phase not in _REST or condition(status, PROGRESSING) is None:
         return status
     status = with_condition(status, PROGRESSING, "False", *_REST[status.phase], generation=generation, now=now)

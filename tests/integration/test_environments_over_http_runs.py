@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,10 +29,10 @@ spec:
   trainers: {{compile: "off"}}
   stop: {{trainSteps: {steps}}}
   restarts: {{budget: 0}}
-"""
+{further}"""
 
 
-def desk_for(folder: Path, url: str, *, vectorization: str = "loop", steps: int) -> Desk:
+def desk_for(folder: Path, url: str, *, vectorization: str = "loop", steps: int, further: str = "") -> Desk:
     text = EXPERIMENT.format(
         url=url,
         environments=ENVIRONMENTS,
@@ -39,6 +40,7 @@ def desk_for(folder: Path, url: str, *, vectorization: str = "loop", steps: int)
         batch=ENVIRONMENTS * ROLLOUT,
         vectorization=vectorization,
         steps=steps,
+        further=further,
     )
     return Desk(folder, text)
 
@@ -46,6 +48,10 @@ def desk_for(folder: Path, url: str, *, vectorization: str = "loop", steps: int)
 def train_steps(run: LiveRun) -> float:
     totals = (run.facts.status() or {}).get("totals") or {}
     return float(totals.get("train_steps") or 0)
+
+
+def waits(run: LiveRun) -> dict[str, Any]:
+    return (run.facts.status() or {}).get("server_waits") or {}
 
 
 def until_trained(run: LiveRun, num_steps: int) -> None:
@@ -60,9 +66,15 @@ def test_a_run_goes_on_when_its_server_is_killed_and_comes_back(tmp_path: Path, 
             until_trained(run, 5)
             server.kill()
             run.until(lambda: "has waited for its server" in str(run.facts.status()), "the status shows the wait")
+            run.until(lambda: waits(run).get("number") == ENVIRONMENTS, "all environments wait")
+            said = waits(run)["text"]
+            assert said.startswith(f"4 environments have waited since {waits(run)['since']}: ")
+            assert f": the environment server {server.url} is away: " in said
+            run.until(lambda: "ENVIRONMENT SERVER AWAY: " in run.output, "the output says so")
             trained = train_steps(run)
             server.start()
             until_trained(run, int(trained) + 3)
+            run.until(lambda: not waits(run), "no environment waits any more")
             assert run.wait() == 0, run.output
         summary = desk.facts().json("summary.json")
         assert summary["restarts"] == {}
@@ -124,4 +136,26 @@ def test_a_run_waits_for_a_server_that_starts_late_and_can_be_interrupted(tmp_pa
         assert desk.facts().newest() is not None
         actors = [page for page in read_pages(desk.run_folder / "ledger") if page.role == "actor"]
         assert [page.ended for page in actors] == [True, True], "they abandoned the wait"
+        assert not desk.facts().leftovers()
+
+
+def test_an_evaluator_that_must_end_abandons_the_wait_for_its_server(tmp_path: Path) -> None:
+    """Its episode is lost, and the run that is interrupted need not kill it."""
+    with EnvironmentServer(tmp_path, "--id", "CartPole-v1") as server:
+        evaluators = "  evaluators: {replicas: 1, environments: 2, episodesPerEnvironment: 10000}\n"
+        desk = desk_for(tmp_path, server.url, steps=1_000_000, further=evaluators)
+
+        def evaluator(run: LiveRun) -> dict[str, Any]:
+            reports = ((run.facts.status() or {}).get("roles") or {}).get("evaluator") or [{}]
+            return dict(reports[0])
+
+        with desk.begin() as run:
+            run.until(lambda: evaluator(run).get("version") is not None, "it plays a version")
+            server.kill()
+            run.until(lambda: (evaluator(run).get("stats") or {}).get("server_waits") == 2, "its environments wait")
+            run.send(signal.SIGINT)
+            run.wait()
+        assert "killing the processes" not in run.output
+        assert not desk.facts().logged("evaluator-0", "evaluated")
+        assert desk.facts().json("summary.json")["ledger"]["balanced"]
         assert not desk.facts().leftovers()

@@ -193,6 +193,24 @@ def test_why_and_status_tell_of_values_that_are_not_finite(cluster: KubectlStand
     assert values in called("status", "cartpole").output
 
 
+def test_why_and_status_tell_of_a_server_of_environments_that_is_away(cluster: KubectlStandIn) -> None:
+    text = (
+        "8 environments have waited since 2026-01-01T12:00:00Z: the environment server http://simulators.games:8765 is "
+        "away: connection refused (actor-0)"
+    )
+    away = condition("EnvironmentServerAway", "ServerAway", text)
+    cluster.show(experiment("Running", READY, away, attempt=1), TRAINER)
+    result = called("why", "cartpole")
+    assert result.exit_code == 1
+    assert text in result.output
+    assert "Look at the server." in result.output
+    assert text in called("status", "cartpole").output
+    back = condition("EnvironmentServerAway", "NoneWaits", "no environment waits for its server")
+    cluster.show(experiment("Running", READY, back, attempt=1), TRAINER)
+    assert called("why", "cartpole").exit_code == 0
+    assert text not in called("status", "cartpole").output
+
+
 def claim(name: str, **labels: str) -> dict[str, Any]:
     return {
         "kind": "PersistentVolumeClaim",

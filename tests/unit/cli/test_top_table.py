@@ -128,6 +128,14 @@ def test_a_run_that_stands_still_says_why(reasons: Any, text: str) -> None:
     assert top_table(document).splitlines()[1] == f"NO STEP for 61 s: {text}"
 
 
+def test_a_server_of_environments_that_is_away_is_named_instead_of_the_calls_that_wait_for_it() -> None:
+    text = "8 environments have waited since 2026-01-01T12:00:00Z: the environment server http://sim is away (actor-0)"
+    document = {**DOCUMENT, "server_waits": {"number": 8, "text": text}, "environment_calls": [{"text": "a call"}]}
+    stalled = {**document, "stall": {"seconds": 61.2, "reasons": ["a reason"]}}
+    assert top_table(document).splitlines()[1:3] == [f"ENVIRONMENT SERVER AWAY: {text}", ""]
+    assert top_table(stalled).splitlines()[1:3] == [f"ENVIRONMENT SERVER AWAY: {text}", "NO STEP for 61 s: a reason"]
+
+
 def test_workers_without_a_lease_are_shown_as_gone() -> None:
     gone = [{"role": "actor", "index": 2, "pid": 7, "age_seconds": 34.2}, {"role": "policy", "index": 1}, 3]
     lines = top_table({**DOCUMENT, "gone": gone}).splitlines()

@@ -322,10 +322,14 @@ class Tally:
     def __init__(self) -> None:
         self.reasons: list[FaultReason] = []
         self.lines: list[str] = []
+        self.waits: list[tuple[int, str]] = []
 
     def faults(self, **options: Any) -> EnvironmentFaults:
         return EnvironmentFaults(
-            on_fault=self.reasons.append, on_own_fault=lambda _, __, line: self.lines.append(line), **options
+            on_fault=self.reasons.append,
+            on_own_fault=lambda _, __, line: self.lines.append(line),
+            on_wait=lambda number, reason: self.waits.append((number, reason)),
+            **options,
         )
 
 
@@ -363,6 +367,58 @@ def test_an_outage_truncates_the_episodes_and_the_environments_are_made_again(tm
         assert np.isfinite(arrays["observation"][:6]).all()
         assert tally.reasons == ["unreachable"] * 4, "once for each environment and outage"
         assert tally.lines[0].startswith("environment rank 0: the environment server http://127.0.0.1:")
+
+
+def test_the_environments_that_wait_are_reported_with_the_reason(tmp_path: Path) -> None:
+    with cartpole(tmp_path) as server:
+        tally, access = Tally(), ServerAccess(quick(server.url))
+        server.kill()
+
+        def both() -> None:
+            for ranks in ([1, 2], [3]):
+                envs = LoopVectorEnv(lambda _: HttpEnv(access), seeds=ranks, faults=faults)
+                ready.append(envs)
+
+        faults, ready = tally.faults(), list[VectorEnv]()
+        thread = threading.Thread(target=both)
+        thread.start()
+        until(lambda: tally.waits, "they wait while they are made")
+        number, reason = tally.waits[0]
+        assert number == 2
+        assert reason.startswith(f"the environment server {server.url} is away: ")
+        server.start()
+        thread.join(DEADLINE_SECONDS)
+        assert tally.waits[-1][0] == 0
+        server.kill()
+        tally.waits.clear()
+
+        def step(envs: VectorEnv) -> None:
+            arrays = slot_of(envs)
+            envs.begin(arrays)
+
+        threads = [threading.Thread(target=step, args=(envs,)) for envs in ready]
+        for each in threads:
+            each.start()
+        until(lambda: (3, reason) in tally.waits, "all three wait")
+        server.start()
+        for each in threads:
+            each.join(DEADLINE_SECONDS)
+        assert tally.waits[-1][0] == 0
+        for envs in ready:
+            envs.close()
+
+
+def test_an_episode_that_the_server_has_lost_is_no_wait(tmp_path: Path) -> None:
+    with cartpole(tmp_path) as server:
+        tally, access = Tally(), ServerAccess(quick(server.url))
+        with closing(LoopVectorEnv(lambda _: HttpEnv(access), seeds=[1], faults=tally.faults())) as envs:
+            arrays = slot_of(envs)
+            envs.begin(arrays)
+            server.kill()
+            server.start()
+            envs.step(arrays, 0, np.zeros(1, np.int64))
+        assert tally.reasons == ["unreachable"]
+        assert tally.waits == []
 
 
 def test_the_call_board_shows_the_wait_and_an_actor_that_exits_abandons_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from rlsrl.api.reasons import (
     ACCEPTED,
     DURABLE,
     ENVIRONMENT_ERRORS,
+    ENVIRONMENT_SERVER_AWAY,
     FINISHED,
     GANG_COMPLETE,
     NON_FINITE_VALUES,
@@ -450,6 +451,36 @@ def test_an_experiment_whose_environment_hangs_while_it_is_made_stalls_before_it
 def test_an_experiment_that_starts_slowly_does_not_stall(reported: dict[str, Any]) -> None:
     starting = summarize(ExperimentStatus(phase="Starting", attempt=1), context(), [], NOW)
     assert with_numbers(starting, reported, generation=1, now=NOW) == starting
+
+
+WAITS = {"number": 8, "text": "8 environments have waited since 2026-01-01T00:00:00Z: http://sim is away (actor-0)"}
+
+
+@pytest.mark.parametrize("phase", ["Starting", "Running"])
+def test_a_server_of_environments_that_is_away_is_a_condition_until_no_environment_waits(phase: Phase) -> None:
+    status = ExperimentStatus(phase=phase, attempt=1)
+    none = with_numbers(status, {"server_waits": None}, generation=1, now=NOW)
+    assert condition(none, ENVIRONMENT_SERVER_AWAY) is None
+    away = with_numbers(status, {"server_waits": WAITS}, generation=1, now=NOW)
+    said = condition(away, ENVIRONMENT_SERVER_AWAY)
+    assert said is not None
+    assert (said.status, said.reason, said.message) == ("True", "ServerAway", WAITS["text"])
+    assert with_numbers(away, {"server_waits": WAITS}, generation=1, now=NOW) == away
+    for reported in ({"server_waits": None}, {}, {"server_waits": 7}):
+        said = condition(with_numbers(away, reported, generation=1, now=later(10)), ENVIRONMENT_SERVER_AWAY)
+        assert said is not None
+        assert (said.status, said.reason) == ("False", "NoneWaits")
+    assert is_trouble("ServerAway")
+    assert not is_trouble("NoneWaits")
+
+
+@pytest.mark.parametrize("phase", ["Suspended", "Succeeded", "Failed"])
+def test_no_environment_waits_for_a_server_once_its_pod_is_gone(phase: Phase) -> None:
+    away = with_numbers(ExperimentStatus(phase="Running"), {"server_waits": WAITS}, generation=1, now=NOW)
+    resting = summarize(away.model_copy(update={"phase": phase}), context(), [], later(10))
+    said = condition(resting, ENVIRONMENT_SERVER_AWAY)
+    assert said is not None
+    assert (said.status, said.reason) == ("False", "NoneWaits")
 
 
 def test_a_page_of_an_older_coordinator_says_nothing_about_steps() -> None:

@@ -1,6 +1,7 @@
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -113,6 +114,28 @@ def test_a_text_of_rank_0_says_why_versions_are_not_stored() -> None:
     totals = build_status(EXPERIMENT, members, NO_PAGES, now=0.0)["totals"]
     assert totals["unstored_reason"] == "disk full"
     assert "other" not in totals
+
+
+def test_environments_that_wait_for_their_server_are_counted_with_the_first_ones_reason() -> None:
+    def waiting(role: str, index: int, number: float, since: float, text: str, *, present: bool = True) -> Member:
+        stats = {"server_waits": number, "server_away_since": since}
+        return member(role, index, present=present, stats=stats, texts={"server_waits": text})
+
+    def waits(*members: Member) -> Any:
+        return build_status(EXPERIMENT, members, NO_PAGES, now=0.0)["server_waits"]
+
+    later, first = (
+        waiting("actor", 0, 4.0, 1000.0, "no answer"),
+        waiting("trainer", 0, 1.0, 900.0, "http://sim is away"),
+    )
+    assert waits(later, first) == {
+        "number": 5,
+        "since": "1970-01-01T00:15:00Z",
+        "text": "5 environments have waited since 1970-01-01T00:15:00Z: http://sim is away (trainer-0)",
+    }
+    assert waits(first)["text"].startswith("1 environment has waited since ")
+    ended, gone = waiting("actor", 0, 0.0, 1000.0, ""), waiting("actor", 1, 4.0, 900.0, "x", present=False)
+    assert waits(member("actor"), ended, gone, waiting("actor", 2, math.nan, 1.0, "x")) is None
 
 
 def test_totals_remain_while_the_trainer_is_absent_and_are_null_before_it_joins() -> None:

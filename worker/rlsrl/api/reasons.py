@@ -18,6 +18,7 @@ ConditionType = Literal[
     "Ready",
     "GangComplete",
     "Progressing",
+    "EnvironmentServerAway",
     "EnvironmentErrors",
     "NonFiniteValues",
     "Durable",
@@ -30,6 +31,7 @@ ACCEPTED: Final = "Accepted"
 READY: Final = "Ready"
 GANG_COMPLETE: Final = "GangComplete"
 PROGRESSING: Final = "Progressing"
+ENVIRONMENT_SERVER_AWAY: Final = "EnvironmentServerAway"
 ENVIRONMENT_ERRORS: Final = "EnvironmentErrors"
 NON_FINITE_VALUES: Final = "NonFiniteValues"
 DURABLE: Final = "Durable"
@@ -51,6 +53,7 @@ EndReason = Literal[
 FinishedReason = Literal[EndReason, "Retried"]
 GangReason = Literal["Starting", "Complete", "Restarting", "Suspended", "Finished"]
 ProgressReason = Literal["Progressing", "LongCall", "Stalled", "Paused", "Starting", "Queued", "Suspended", "Finished"]
+EnvironmentServerReason = Literal["ServerAway", "NoneWaits"]
 EnvironmentErrorsReason = Literal["MadeAgain"]
 NonFiniteReason = Literal["Dropped"]
 DurableReason = Literal["Stored", "NotStored", "StoredLate", "EvaluationsFailed"]
@@ -71,6 +74,7 @@ Reason = (
     AcceptedReason
     | DurableReason
     | EnvironmentErrorsReason
+    | EnvironmentServerReason
     | FinishedReason
     | GangReason
     | NonFiniteReason
@@ -270,6 +274,17 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
         "Suspended": Judgement("`suspend` is true.", "Set `suspend` to false to continue.", "False"),
         "Finished": Judgement("The experiment has finished.", "Nothing.", "False"),
     },
+    ENVIRONMENT_SERVER_AWAY: {
+        "ServerAway": Judgement(
+            "Environments wait because their server (`environment.http`) does not answer. The message has their "
+            "number, the time since when the first of them waits, the server's URL, and what happens when it is "
+            "called. They go on by themselves once the server answers; no restart is spent.",
+            "Look at the server. A time-out although it runs: no NetworkPolicy rule leads to it, so look at the "
+            "condition `Accepted`, at `environment.egress`, and at NetworkPolicies of the server's namespace.",
+            "True",
+        ),
+        "NoneWaits": Judgement("No environment waits for its server.", "Nothing.", "False"),
+    },
     ENVIRONMENT_ERRORS: {
         "MadeAgain": Judgement(
             "Environments raised errors, and training goes on: each was closed and made again. The message has the "
@@ -416,6 +431,7 @@ QUIET: frozenset[str] = frozenset(
         "Queued",
         "Starting",
         "Complete",
+        "NoneWaits",
         "Progressing",
         "Paused",
         "Stored",

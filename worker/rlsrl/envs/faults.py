@@ -10,7 +10,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any, Literal
@@ -107,6 +108,7 @@ class EnvironmentFaults:
         error_budget: int = ERROR_BUDGET,
         on_fault: Callable[[FaultReason], None] = lambda _: None,
         on_own_fault: Callable[[FaultReason, int, str], None] = lambda *_: None,
+        on_wait: Callable[[int, str], None] = lambda *_: None,
         log: structlog.stdlib.BoundLogger = _log,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -120,6 +122,8 @@ class EnvironmentFaults:
             on_fault: Called with the reason of each fault.
             on_own_fault: Called at each fault that is the environment's own, so not for ``vector_reset``: with its
                 reason, the number of faults of all environments with this reason, and a line about this one.
+            on_wait: Called when environments begin or end to wait for their server: with how many wait, and why the
+                last one does. One call at a time, in order.
             log: Gets the first fault of each environment, then at most one every ``REPEAT_SECONDS``.
             now: The time in seconds.
         """
@@ -134,6 +138,8 @@ class EnvironmentFaults:
         self._error_budget = error_budget
         self._on_fault = on_fault
         self._on_own_fault = on_own_fault
+        self._on_wait = on_wait
+        self._num_waiting = 0
         self._log = log
         self._now = now
         self._lock = threading.Lock()
@@ -241,6 +247,21 @@ class EnvironmentFaults:
             self._warn(rank, "unreachable", step=step, error=line)
         self._on_fault("unreachable")
         self._on_own_fault("unreachable", num_unreachable, line)
+
+    @contextmanager
+    def waiting(self, num_environments: int, error: EnvironmentUnreachable) -> Iterator[None]:
+        """Count environments as waiting for their server while the body lasts, because of ``error``."""
+        reason = shorten(str(error), _ERROR_CHARACTERS, placeholder="...")
+        self._wait_for(num_environments, reason)
+        try:
+            yield
+        finally:
+            self._wait_for(-num_environments, reason)
+
+    def _wait_for(self, change: int, reason: str) -> None:
+        with self._lock:
+            self._num_waiting += change
+            self._on_wait(self._num_waiting, reason)
 
     def reset_with_vector(self) -> None:
         """Record an episode that was truncated because another environment had a fault."""

@@ -131,6 +131,7 @@ class LoopVectorEnv(VectorEnv):
         if not seeds:
             raise ConfigurationError("a vector environment needs at least one seed")
         self._still_wanted = still_wanted
+        self._faults = faults or EnvironmentFaults()
         self._calls = private_entry() if board is None else board.open_entry(first_rank)
         self._make = make
         self._wrap_call = wrap_call
@@ -148,7 +149,6 @@ class LoopVectorEnv(VectorEnv):
         except BaseException:
             self.close()
             raise
-        self._faults = faults or EnvironmentFaults()
         self._all_reports = reports or EpisodeReports()
         self._reports = [self._all_reports.of(first_rank + lane, env) for lane, env in self._envs.items()]
         self._guard = SlotGuard(self.spec, self.num_envs)
@@ -350,9 +350,13 @@ class LoopVectorEnv(VectorEnv):
         """
 
         def wait_while_wanted() -> None:
-            while not wait(WAIT_SECONDS):
-                if not self._still_wanted():
-                    raise WaitAbandoned(f"{named(self._ranks(lane))}: {error}") from error
+            if wait(WAIT_SECONDS):
+                return  # the server has lost the episode, and answers
+            with self._faults.waiting(self.num_envs, error):  # all of them: one thread steps them
+                while self._still_wanted():
+                    if wait(WAIT_SECONDS):
+                        return
+            raise WaitAbandoned(f"{named(self._ranks(lane))}: {error}") from error
 
         if not self._still_wanted():
             raise WaitAbandoned(f"{named(self._ranks(lane))}: {error}") from error

@@ -94,12 +94,25 @@ def _num_failures(document: Mapping[str, Any] | None, name: str) -> float:
 
 
 def hold_ups(document: Mapping[str, Any] | None) -> list[str]:
-    """Return a text about the stall, if the run stands still; else about the longest environment call; else nothing."""
+    """Return a text about the environments' server, if it is away, and one about the stall, if the run stands still; if
+    neither, one about the longest environment call, if there is one.
+    """
+    waits = mapping(document, "server_waits").get("text")
+    if waits:
+        return [f"ENVIRONMENT SERVER AWAY: {waits}", *_stall(document)]
+    return _stall(document) or _longest_call(document)
+
+
+def _stall(document: Mapping[str, Any] | None) -> list[str]:
     stall = mapping(document, "stall")
     if (seconds := number(stall, "seconds")) is not None:
         reasons = stall.get("reasons")
         texts = [str(each) for each in reasons] if isinstance(reasons, list) else []
         return [": ".join([f"NO STEP for {seconds:.0f} s", "; ".join(texts) or "no worker reports why"])]
+    return []
+
+
+def _longest_call(document: Mapping[str, Any] | None) -> list[str]:
     texts = [str(call["text"]) for call in objects(document, "environment_calls") if "text" in call]
     more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
     return [texts[0] + more] if texts else []

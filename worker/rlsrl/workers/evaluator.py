@@ -35,6 +35,7 @@ from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.evaluation import Evaluation, EvaluationResult, EvaluationUnfinished
 from rlsrl.workers.evaluation_choice import EvaluationInterval, Share, choose
 from rlsrl.workers.fixed_version import FixedVersionReader
+from rlsrl.workers.server_waits import ServerWaitReport
 from rlsrl.workers.status import FAILED_EVALUATIONS
 
 CHECK_SECONDS = 0.5
@@ -208,6 +209,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
             log=context.log,
             board=context.call_board,
             still_wanted=lambda: not self.exiting,
+            on_wait=ServerWaitReport(context),
         )
         self._logged_failure = ""
         self._playing = _Playing(info=info, envs=envs, evaluation=evaluation, began=began)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from rlsrl.api.role_names import ACTOR, EVALUATOR, TRAINER
@@ -31,6 +32,10 @@ NON_FINITE = "non_finite_steps"
 """Steps and resets of the environments of an actor, since it started, that gave NaN or infinity."""
 UNREACHABLE = "unreachable_environments"
 """Episodes of the environments of an actor, since it started, that were cut because a server did not answer."""
+SERVER_WAITS = "server_waits"
+"""Environments of a worker that wait for their server now, with a text of that name that says why."""
+SERVER_AWAY_SINCE = "server_away_since"
+"""When the first of them began to wait, in Unix seconds."""
 FAILED_EVALUATIONS = "failed_evaluations"
 """The newest consecutive evaluations of an evaluator that the store failed to read or to write."""
 FAILURES = {ERRORS: ACTOR, NON_FINITE: ACTOR, UNREACHABLE: ACTOR, FAILED_EVALUATIONS: EVALUATOR}
@@ -141,6 +146,7 @@ def build_status(
         },
         "gone": [_gone(member, now) for member in everyone if not member.present],
         "environment_calls": [_call(each) for each in long_calls],
+        SERVER_WAITS: _server_waits(present),
         **{name: _failures(everyone, role, name) for name, role in FAILURES.items()},
         "stall": None if stall is None else {"seconds": round(stall.seconds, 1), "reasons": list(stall.reasons)},
         "endpoints": dict(experiment.endpoints),
@@ -233,6 +239,26 @@ def _failures(members: Iterable[Member], role: str, name: str) -> dict[str, Any]
         return None
     last = worst.report.texts.get(name, "its log has the error")
     return {"number": sum(number for number, _ in counts), "last": f"{worst.role}-{worst.index}: {last}"}
+
+
+def _server_waits(members: Iterable[Member]) -> dict[str, Any] | None:
+    """Return how many environments of present workers wait for their server, since when, and why the first one does;
+    None if none waits.
+    """
+    waits = [
+        (_finite(each.report.stats.get(SERVER_AWAY_SINCE)) or 0.0, number, each)
+        for each in members
+        if (number := int(_finite(each.report.stats.get(SERVER_WAITS)) or 0)) > 0
+    ]
+    if not waits:
+        return None
+    since, _, first = min(waits, key=lambda wait: wait[0])
+    total = sum(number for _, number, _ in waits)
+    began = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    have_waited = "1 environment has waited" if total == 1 else f"{total:,} environments have waited"
+    reason = first.report.texts.get(SERVER_WAITS, "its log has the error")
+    text = f"{have_waited} since {began}: {reason} ({first.role}-{first.index})"
+    return {"number": total, "since": began, "text": text}
 
 
 def _worker(member: Member, experiment: ExperimentInfo, now: float) -> dict[str, Any]:

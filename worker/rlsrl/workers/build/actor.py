@@ -40,6 +40,7 @@ from rlsrl.workers.build.samples import open_producer
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.env_groups import EnvGroup, LockstepEnvGroup, ThreadedEnvGroup
 from rlsrl.workers.fleet_row import ReportedFleetRow, status_reader
+from rlsrl.workers.server_waits import ServerWaitReport
 from rlsrl.workers.status import ERRORS, NON_FINITE, UNREACHABLE
 
 
@@ -145,6 +146,7 @@ def _faults(config: ActorConfig, context: WorkerContext) -> EnvironmentFaults:
         fleet_row=ReportedFleetRow(report=context.report_stats, status=status),
         on_fault=lambda reason: counters[reason].inc(),
         on_own_fault=report_own,
+        on_wait=ServerWaitReport(context),
         log=context.log,
     )
 

@@ -16,6 +16,7 @@ from rlsrl.envs.unreachable import EnvironmentUnreachable
 from rlsrl.parameters.protocols import ParameterSource, SourceTimeout
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.workers.context import WorkerContext
+from rlsrl.workers.server_waits import ServerWaitReport
 
 if TYPE_CHECKING:
     import torch
@@ -81,13 +82,18 @@ def spec_of_environments(environment: Environment, context: WorkerContext) -> En
         EnvironmentFailed: the environment's own code raised another error.
         JoinError: the worker lost its membership meanwhile.
     """
+    report = ServerWaitReport(context)
     with context.waiting("environment"):
         while True:
             try:
-                return environment_spec(environment_source(environment))
+                found = environment_spec(environment_source(environment))
             except EnvironmentUnreachable as error:
+                report(1, str(error))
                 while not error.wait(SERVER_SECONDS):
                     context.join_session.check()
+            else:
+                report(0, "")
+                return found
 
 
 def await_description(

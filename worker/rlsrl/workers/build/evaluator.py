@@ -85,11 +85,13 @@ def begin_evaluation(
     log: structlog.stdlib.BoundLogger,
     board: CallBoard | None = None,
     still_wanted: Callable[[], bool] = lambda: True,
+    on_wait: Callable[[int, str], None] = lambda *_: None,
 ) -> tuple[VectorEnv, Evaluation]:
     """Return the environments, which the caller closes, and the evaluation of a stored version with its metadata.
 
     ``reports`` chooses what episodes report. ``log`` gets the faults of the environments. ``board`` shows their calls
-    to the call watch, if there is one. ``still_wanted`` is asked while an environment's server is away.
+    to the call watch, if there is one. ``still_wanted`` is asked while an environment's server is away, and
+    ``on_wait`` hears of it (``EnvironmentFaults``).
 
     Raises:
         ConfigurationError: the environment or the user's network cannot be made.
@@ -97,7 +99,7 @@ def begin_evaluation(
         LayoutMismatch: the weights belong to another network, or to other observations or actions.
         WaitAbandoned: an environment's server is away, and the evaluation is no longer wanted.
     """
-    faults = EnvironmentFaults(max_non_finite=plan.environment.max_non_finite, log=log)
+    faults = EnvironmentFaults(max_non_finite=plan.environment.max_non_finite, on_wait=on_wait, log=log)
     seeds = evaluation_seeds(plan.seed, plan.num_environments)
     envs = LoopVectorEnv(
         lambda rank: make_environment(_source(plan, rank, seeds)),
