@@ -9,7 +9,8 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -370,42 +371,37 @@ def test_an_outage_truncates_the_episodes_and_the_environments_are_made_again(tm
 
 
 def test_the_environments_that_wait_are_reported_with_the_reason(tmp_path: Path) -> None:
-    with cartpole(tmp_path) as server:
+    wanted = threading.Event()
+    wanted.set()
+    with cartpole(tmp_path) as server, ThreadPoolExecutor() as pool, ExitStack() as stack:
+        stack.callback(wanted.clear)  # a failure of the test abandons the waits
         tally, access = Tally(), ServerAccess(quick(server.url))
+        faults = tally.faults()
+
+        def make(*seeds: int) -> LoopVectorEnv:
+            return LoopVectorEnv(lambda _: HttpEnv(access), seeds=seeds, faults=faults, still_wanted=wanted.is_set)
+
+        def begin(envs: LoopVectorEnv) -> None:
+            envs.begin(slot_of(envs))
+
         server.kill()
-
-        def both() -> None:
-            for ranks in ([1, 2], [3]):
-                envs = LoopVectorEnv(lambda _: HttpEnv(access), seeds=ranks, faults=faults)
-                ready.append(envs)
-
-        faults, ready = tally.faults(), list[VectorEnv]()
-        thread = threading.Thread(target=both)
-        thread.start()
+        making = pool.submit(make, 1, 2)
         until(lambda: tally.waits, "they wait while they are made")
         number, reason = tally.waits[0]
         assert number == 2
         assert reason.startswith(f"the environment server {server.url} is away: ")
         server.start()
-        thread.join(DEADLINE_SECONDS)
+        both = [making.result(DEADLINE_SECONDS), make(3)]
+        for envs in both:
+            stack.callback(envs.close)
         assert tally.waits[-1][0] == 0
         server.kill()
-        tally.waits.clear()
-
-        def step(envs: VectorEnv) -> None:
-            arrays = slot_of(envs)
-            envs.begin(arrays)
-
-        threads = [threading.Thread(target=step, args=(envs,)) for envs in ready]
-        for each in threads:
-            each.start()
-        until(lambda: (3, reason) in tally.waits, "all three wait")
+        began = [pool.submit(begin, envs) for envs in both]
+        until(lambda: any(number == 3 for number, _ in tally.waits), "all three wait")
         server.start()
-        for each in threads:
-            each.join(DEADLINE_SECONDS)
+        for each in began:
+            each.result(DEADLINE_SECONDS)
         assert tally.waits[-1][0] == 0
-        for envs in ready:
-            envs.close()
 
 
 def test_an_episode_that_the_server_has_lost_is_no_wait(tmp_path: Path) -> None:

@@ -1,0 +1,247 @@
+"""Environments in a server of its own on the cluster: the rule for the way there, its Secret, and its ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlsrl.testing.cluster_api import Object
+from rlsrl.testing.faults import goes_on, lives
+from rlsrl.testing.kubectl import CLUSTER_SECONDS, COMMAND_SECONDS, ClusterExperiment, Namespace, namespace, release
+from rlsrl.testing.waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(900)]
+
+CHART = Path(__file__).parents[2] / "charts"
+NAME, SERVER = "remote", "simulators"
+PORT, POD_PORT = 80, 8765
+ENVIRONMENTS, ROLLOUT, NUM_ENDS = 8, 16, 3
+TOKEN_FOLDER, STEPS = "/var/run/simulator", "/steps/steps"
+SECRET: Object = {
+    "apiVersion": "v1",
+    "kind": "Secret",
+    "metadata": {"name": "simulator"},
+    "stringData": {"token": uuid.uuid4().hex},
+}
+TOKEN_VOLUME: Object = {"name": "simulator", "secret": {"secretName": "simulator"}}
+TOKEN_MOUNT: Object = {"name": "simulator", "mountPath": TOKEN_FOLDER, "readOnly": True}
+CONNECT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5).close()
+except OSError:
+    print("closed")
+else:
+    print("open")
+"""
+"""A program that tells whether a TCP connection can be made."""
+
+
+def server(image: str) -> list[Object]:
+    """Return a server of environments: one pod, whose file of steps outlives it, behind a Service."""
+    labels = {"app": SERVER}
+    container = {
+        "name": "server",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["rlsrl", "serve-environment", "--id", "CartPole-v1", "--host", "0.0.0.0", "--port", str(POD_PORT)],
+        "args": ["--token-file", f"{TOKEN_FOLDER}/token", "--steps-file", STEPS],
+        "readinessProbe": {"tcpSocket": {"port": POD_PORT}, "periodSeconds": 1},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            TOKEN_MOUNT,
+            {"name": "steps", "mountPath": STEPS.rpartition("/")[0]},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+    pod = {
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 10001,
+            "fsGroup": 10001,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": [TOKEN_VOLUME, {"name": "tmp", "emptyDir": {}}],
+    }
+    claim = {
+        "metadata": {"name": "steps"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "64Mi"}}},
+    }
+    stateful_set = {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": SERVER},
+        "spec": {
+            "replicas": 1,
+            "serviceName": SERVER,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+            "volumeClaimTemplates": [claim],
+        },
+    }
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": SERVER},
+        "spec": {"selector": labels, "ports": [{"port": PORT, "targetPort": POD_PORT}]},
+    }
+    return [SECRET, stateful_set, service]
+
+
+def experiment_at(simulators: Namespace) -> Object:
+    """Return an experiment whose environments are in that namespace's server."""
+    template = {
+        "spec": {"containers": [{"name": "worker", "volumeMounts": [TOKEN_MOUNT]}], "volumes": [TOKEN_VOLUME]},
+    }
+    url = f"http://{SERVER}.{simulators.name}:{PORT}"
+    return {
+        "apiVersion": "rlsrl.dev/v1alpha1",
+        "kind": "RLExperiment",
+        "metadata": {"name": NAME},
+        "spec": {
+            "environment": {
+                "http": {
+                    "url": url,
+                    "tokenFile": f"{TOKEN_FOLDER}/token",
+                    "backoffSeconds": 0.1,
+                    "maxBackoffSeconds": 1,
+                }
+            },
+            "policy": {"network": {"mlp": {"hiddenSizes": [16]}}},
+            "algorithm": {"ppo": {"epochs": 1, "minibatchSize": ENVIRONMENTS * ROLLOUT}},
+            "actors": {
+                "replicas": 2,
+                "environments": ENVIRONMENTS,
+                "rolloutLength": ROLLOUT,
+                "vectorization": "threads",
+                "podTemplate": template,
+            },
+            "trainers": {"podTemplate": template},
+            "stop": {"wallSeconds": 3600},
+        },
+    }
+
+
+@pytest.fixture
+def simulators(system: Namespace) -> Iterator[Namespace]:
+    """Yield a namespace for the server, whose pods the administrator allows to experiments."""
+    with namespace(f"e2e-simulators-{uuid.uuid4().hex[:8]}", wait=False) as made:
+        entry = "environments.egress[0]"
+        label = "matchLabels.kubernetes\\.io/metadata\\.name"
+        values = (f"{entry}.namespaceSelector.{label}={made.name}", f"{entry}.podSelector.matchLabels.app={SERVER}")
+        with release(system, CHART, *values):
+            yield made
+
+
+def reaches(pod: Object, where: Namespace, host: str, port: int) -> bool:
+    """Return whether a pod can connect."""
+    name = pod["metadata"]["name"]
+    return where.kubectl("exec", name, "--", "python", "-c", CONNECT, host, str(port)).strip() == "open"
+
+
+def why(experiment: ClusterExperiment) -> str:
+    """Return the output of ``kubectl rlsrl why``."""
+    words = ["kubectl", "rlsrl", "why", NAME, "--namespace", experiment.where.name]
+    return subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False).stdout
+
+
+def end_pod(simulators: Namespace) -> None:
+    """End the server's pod, and wait for another one."""
+    pod = f"{SERVER}-0"
+    simulators.delete("pod", pod, wait=True)
+    await_server(simulators)
+
+
+def await_server(simulators: Namespace) -> None:
+    def is_ready() -> bool:
+        found = simulators.get("statefulset", SERVER)
+        return found is not None and found.get("status", {}).get("readyReplicas") == 1
+
+    until(is_ready, "the server is ready", timeout=CLUSTER_SECONDS)
+
+
+def away(experiment: ClusterExperiment) -> str:
+    """Return the status of the condition about the server; empty before it exists."""
+    return str(experiment.condition("EnvironmentServerAway").get("status", ""))
+
+
+def test_an_experiment_trains_in_a_server_whose_pod_ends_again_and_again(
+    where: Namespace, simulators: Namespace, actor_image: str
+) -> None:
+    where.apply(SECRET, experiment_at(simulators))
+    experiment = ClusterExperiment(where, NAME)
+    until(lambda: experiment.condition("Accepted").get("reason") == "ServiceUnusable", "there is no Service yet")
+    assert f"Service {simulators.name}/{SERVER} does not exist" in experiment.condition("Accepted")["message"]
+    assert not experiment.pods()
+
+    simulators.apply(*server(actor_image))
+    await_server(simulators)
+    experiment.await_phase("Running")
+    goes_on(experiment)
+    assert experiment.condition("Accepted")["status"] == "True"
+    began = lives(experiment)
+
+    (coordinator,), (actor, *_) = experiment.pods("coordinator"), experiment.pods("actor")
+    host = f"{SERVER}.{simulators.name}"
+    assert reaches(actor, where, host, PORT)
+    assert not reaches(coordinator, where, host, PORT), "its role makes no environment: it has no rule"
+
+    simulators.kubectl("scale", "statefulset", SERVER, "--replicas=0")
+    until(lambda: away(experiment) == "True", "the experiment says that the server is away", timeout=CLUSTER_SECONDS)
+    message = experiment.condition("EnvironmentServerAway")["message"]
+    assert f"the environment server http://{host}:{PORT} is away: " in message
+    assert "have waited since" in message or "has waited since" in message
+    assert "EnvironmentServerAway" in why(experiment)
+    simulators.kubectl("scale", "statefulset", SERVER, "--replicas=1")
+    await_server(simulators)
+    goes_on(experiment)
+    until(lambda: away(experiment) == "False", "no environment waits any more", timeout=CLUSTER_SECONDS)
+    for _ in range(NUM_ENDS):
+        end_pod(simulators)
+        goes_on(experiment)
+    assert lives(experiment) == began, "no worker was restarted"
+
+    where.kubectl("patch", "rlexperiment", NAME, "--type=merge", "-p", json.dumps({"spec": {"stop": {"envSteps": 1}}}))
+    experiment.await_phase("Succeeded")
+    ledger = experiment.ledger()
+    assert ledger["balanced"], ledger
+    num_steps = int(simulators.kubectl("exec", f"{SERVER}-0", "--", "cat", STEPS))
+    # Not posted: the last slots, of which a thread may have two. Not answered: a step of each environment at each end.
+    unexplained = num_steps - ledger["produced"]
+    assert 0 <= unexplained <= ENVIRONMENTS * (2 * ROLLOUT + 1 + NUM_ENDS + 1)
+
+
+def test_the_way_to_the_server_follows_its_service(where: Namespace, simulators: Namespace, actor_image: str) -> None:
+    """The same server, pod and moment: only the rule differs."""
+    simulators.apply(*server(actor_image))
+    await_server(simulators)
+    where.apply(SECRET, experiment_at(simulators))
+    experiment = ClusterExperiment(where, NAME)
+    experiment.await_phase("Running")
+    goes_on(experiment)
+    began = lives(experiment)
+    (actor, *_) = experiment.pods("actor")
+    pod = simulators.get("pod", f"{SERVER}-0")
+    assert pod is not None
+    address = pod["status"]["podIP"]
+    assert reaches(actor, where, address, POD_PORT)
+    simulators.delete("service", SERVER, wait=True)
+    until(lambda: experiment.condition("Accepted").get("reason") == "ServiceUnusable", "it is reported")
+    until(lambda: not reaches(actor, where, address, POD_PORT), "the way is closed", timeout=CLUSTER_SECONDS)
+    simulators.apply(*server(actor_image))
+    until(lambda: reaches(actor, where, address, POD_PORT), "the way is open again", timeout=CLUSTER_SECONDS)
+    until(lambda: experiment.condition("Accepted")["status"] == "True", "it is accepted again")
+    goes_on(experiment, timeout=CLUSTER_SECONDS)
+    assert lives(experiment) == began, "no worker was restarted"
