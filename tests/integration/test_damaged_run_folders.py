@@ -15,9 +15,9 @@ import pytest
 from rlsrl.api.load import load_file
 from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
+from rlsrl.local.edits import claim
 from rlsrl.local.folder_check import NothingToResume, check_documents_and_pages, check_versions
 from rlsrl.local.run_folder import RunFolder, RunFolderError
-from rlsrl.local.session import claim
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import LedgerError, settle_ledger
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk, LiveRun
@@ -72,6 +72,7 @@ OUTCOMES: dict[str, str | dict[str, str]] = {
     # `rlsrl run` writes these anew and reads none of them.
     "config/actor.json": NOTHING,
     "config/coordinator.json": NOTHING,
+    "config/settings.json": NOTHING,
     "config/trainer.json": NOTHING,
     "status.json": NOTHING,
     "summary.json": NOTHING,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-import json
 
-from rlsrl.api.live import settings_of
+from rlsrl.api.live import settings_document
 from rlsrl.api.pods import TOKEN_KEY
 from rlsrl.api.role_names import COORDINATOR
 from rlsrl_operator.manifests.context import SETTINGS_KEY, ExperimentContext
@@ -31,12 +30,11 @@ def role_configs(context: ExperimentContext) -> list[Manifest]:
 
 def live_settings(context: ExperimentContext) -> Manifest:
     """Return the ConfigMap of all roles' live settings. The coordinator sends them to the workers."""
-    settings = {role: settings_of(config) for role, config in context.configs.configs.items()}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": context.metadata(context.settings_name, COORDINATOR),
-        "data": {SETTINGS_KEY: json.dumps({role: values for role, values in settings.items() if values}, indent=1)},
+        "data": {SETTINGS_KEY: settings_document(context.configs.configs)},
     }
 
 

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlsrl.api.failures import FUTILE_STARTS, TEMPORARY_FAILURE
 from rlsrl.local.controller import (
+    Edits,
     EndDeadlines,
     Failed,
     Finished,
@@ -23,6 +25,7 @@ from rlsrl.local.controller import (
     LocalController,
     ProcessState,
     RolePlan,
+    RunPlan,
 )
 from rlsrl.local.run_folder import RunFolder
 from rlsrl.local.supervisor import RestartLimits
@@ -100,10 +103,10 @@ class Stage:
         keep_fds: tuple[int, ...] = (),
         deadlines: EndDeadlines | None = None,
         oom_kills: Callable[[], int] = lambda: 0,
+        edits: Edits | None = None,
     ) -> LocalController:
         return LocalController(
-            plans=self.plans,
-            limits=RestartLimits(budget=budget, decay_seconds=600.0),
+            plan=RunPlan(roles=tuple(self.plans), limits=RestartLimits(budget=budget, decay_seconds=600.0)),
             journal=self.journal,
             display=self.display,
             launch=LaunchOptions(
@@ -114,6 +117,7 @@ class Stage:
             ),
             deadlines=deadlines,
             oom_kills=oom_kills,
+            edits=edits,
         )
 
     def lives(self, role: str) -> list[dict]:
@@ -541,3 +545,22 @@ def test_a_killed_controller_leaves_no_process_and_the_run_can_go_on(stage: Stag
             assert run.record.lives[-1].ended_at is None
     assert [life["attempt"] for life in stage.lives("trainer")] == [1, 2]
     assert len(stage.lives("actor")) == 4
+
+
+def test_an_edit_replaces_the_processes_of_changed_roles_and_adds_others(stage: Stage) -> None:
+    stage.script("coordinator", UNTIL_TOLD)
+    stage.script("actor", [{"append": "asked"}, *UNTIL_TOLD], [{"touch": "finished"}, {"exit": 0}])
+    before = tuple(stage.plans)
+    changed = replace(before[1], config_name="other")
+
+    class OneEdit:
+        def take(self) -> RunPlan | None:
+            if not (stage.folder / "asked").exists():
+                return None
+            (stage.folder / "asked").unlink()
+            return RunPlan(roles=(before[0], changed), limits=RestartLimits(budget=0, decay_seconds=600.0))
+
+    assert stage.controller(edits=OneEdit()).run() == Finished()
+    assert len(stage.lives("actor")) == 2
+    assert len(stage.lives("coordinator")) == 1
+    assert stage.journal.restarts == [], "an edit spends no restart"

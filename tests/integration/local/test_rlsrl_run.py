@@ -187,11 +187,11 @@ def test_another_experiment_is_refused_field_by_field(desk: Desk, first: list[di
     desk.script("trainer", first)
     desk.give()
 
-    refused = desk.give("--seed", "5", "--set", "spec.stop.returnMean=400")
+    refused = desk.give("--seed", "5", "--set", "spec.policy.normalizeObservations=true")
 
     assert refused.exit_code == 2
     assert "spec.seed: 0 -> 5" in refused.output
-    assert "spec.stop.returnMean: 475.0 -> 400" in refused.output
+    assert "spec.policy.normalizeObservations: false -> true" in refused.output
     assert "--fresh" in refused.output
     assert len(desk.lives("trainer")) == 1
 
@@ -219,7 +219,7 @@ def test_a_run_resumes_with_other_evaluators(desk: Desk) -> None:
     assert refused.exit_code == 2
     assert "spec.seed: 0 -> 5" in refused.output
     assert "evaluators.parameters" not in refused.output
-    assert "only evaluators and environment.egress may differ" in refused.output
+    assert "the others may change" in refused.output
 
     resumed = desk.give(*other)
     assert resumed.exit_code == 130
@@ -352,3 +352,44 @@ def test_ctrl_c_before_the_start_of_processes_is_an_interruption(desk: Desk, mon
     monkeypatch.setattr("rlsrl.cli.run.run_life", interrupted)
 
     assert desk.give().exit_code == 130
+
+
+def test_a_finished_run_continues_with_a_further_stop(desk: Desk) -> None:
+    desk.script("trainer", FINISH, [{"push": {**RESULT, "return_mean": 490.0}, "terminal": "returnMean"}, {"exit": 0}])
+    desk.give()
+
+    nearer = desk.give("--set", "spec.stop.returnMean=400")
+    assert "has finished" in nearer.output
+    assert len(desk.lives("trainer")) == 1
+
+    further = desk.give("--set", "spec.stop.returnMean=485")
+    assert further.exit_code == 0
+    assert "changed: spec.stop.returnMean: 475.0 -> 485.0" in further.output
+    assert "the run had ended, and continues" in further.output
+    assert [life["attempt"] for life in desk.lives("trainer")] == [1, 2]
+    assert desk.summary()["return_mean"] == 490.0
+
+
+def test_an_edit_stays_when_the_run_resumes_with_its_file(desk: Desk) -> None:
+    desk.script("trainer", INTERRUPT, FINISH)
+    desk.give()
+    edited = click.testing.CliRunner().invoke(main, ["edit", "toy", "--set", "stop.returnMean=400"])
+    assert edited.exit_code == 0
+    assert "spec.stop.returnMean: 475.0 -> 400.0 (live)" in edited.output
+    assert "applied when `rlsrl run` resumes it" in edited.output
+
+    resumed = desk.give()
+
+    assert "changed: spec.stop.returnMean: 475.0 -> 400.0" in resumed.output
+    settings = json.loads((desk.run / "config" / "settings.json").read_text())
+    assert settings["trainer"]["stop"]["return_mean"] == 400.0
+    assert not (desk.run / "experiment.edit.yaml").exists()
+
+
+def test_an_edit_of_another_experiment_is_refused(desk: Desk) -> None:
+    desk.script("trainer", INTERRUPT)
+    desk.give()
+    refused = click.testing.CliRunner().invoke(main, ["edit", "toy", "--set", "seed=5"])
+    assert refused.exit_code == 2
+    assert "cannot be edited: spec.seed: 0 -> 5" in refused.output
+    assert not (desk.run / "experiment.edit.yaml").exists()

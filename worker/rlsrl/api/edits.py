@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlsrl.api.fields import FieldInfo, find, show_path
+from rlsrl.api.fields import FieldInfo, find, parse_path, show_path
+from rlsrl.api.load import dump, load_text, read_document
 from rlsrl.api.model import OnEdit
 from rlsrl.api.spec import RLExperiment
 
@@ -35,6 +37,25 @@ def edits(before: RLExperiment, after: RLExperiment) -> tuple[FieldEdit, ...]:
 def refused(before: RLExperiment, after: RLExperiment) -> tuple[str, ...]:
     """Return the paths of changed fields that must not be edited."""
     return tuple(edit.path for edit in edits(before, after) if edit.effect == "refuse")
+
+
+def merged(current: RLExperiment, given: RLExperiment, asked: RLExperiment) -> RLExperiment:
+    """Return ``current`` with the changes of the spec from ``given`` to ``asked``.
+
+    So other edits of ``current`` since ``given`` stay, as with `kubectl apply`.
+
+    Raises:
+        SpecError: the changes do not fit the other edits.
+    """
+    wanted = read_document(dump(asked), "experiment").value
+    overrides = [f"{edit.path}={json.dumps(_value_at(wanted, edit.path))}" for edit in edits(given, asked)]
+    return load_text(dump(current), overrides=overrides)
+
+
+def _value_at(value: Any, path: str) -> Any:
+    for step in parse_path(path):
+        value = value.get(step) if isinstance(value, dict) else None
+    return value
 
 
 def _plain(experiment: RLExperiment) -> Mapping[str, Any]:

@@ -28,6 +28,16 @@ def settings_of(config: Config) -> dict[str, Any]:
     return settings
 
 
+def settings_document(configs: Mapping[str, Config]) -> str:
+    """Return the JSON document with the live settings of all roles, which the coordinator reads.
+
+    Args:
+        configs: By role.
+    """
+    settings = {role: settings_of(config) for role, config in configs.items()}
+    return json.dumps({role: values for role, values in settings.items() if values}, indent=1)
+
+
 def name_of(config: Config) -> str:
     """Return a short digest of all fields but the settings."""
     _, fixed = _parted(json.loads(config.to_json()), _schema(type(config)), live=False)

@@ -14,6 +14,10 @@ from rlsrl.api.spec import RLExperiment
 
 ROSTER = "roster.json"
 """The file with the leases of the roster, in a run folder or on a volume."""
+CONFIGS = "config"
+"""The folder of the roles' configs and live settings in a run folder."""
+SETTINGS = "settings.json"
+"""The file with the live settings in that folder."""
 PARAMETERS = "parameters"
 """The parameter DB's folder in a run folder or on a volume, for experiments that keep it there."""
 
@@ -55,7 +59,7 @@ class Placement:
     shares_disk: bool
     """Whether the record folder is on a disk that all workers of the run read and that outlives them."""
     settings_path: str | None = None
-    """The file with the edited live settings; None where a running experiment cannot be edited."""
+    """The file with the edited live settings, which the coordinator reads; None: no file."""
     first_attempt: int = 1
     """The first attempt since the failed run was last tried again."""
 
@@ -117,6 +121,7 @@ def local_placement(run_uid: str, run_folder: PurePath) -> Placement:
         ledger_folder=f"{run_folder}/ledger",
         record_folder=str(run_folder),
         shares_disk=True,
+        settings_path=f"{run_folder}/{CONFIGS}/{SETTINGS}",
     )
 
 

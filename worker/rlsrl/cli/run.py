@@ -17,9 +17,10 @@ from rlsrl.cli.errors import UserError, environment_failed
 from rlsrl.local.auto_actors import choose_actors
 from rlsrl.local.controller import Failed, Finished, Interrupted, RecordsLost, RunOutcome
 from rlsrl.local.display import UnbreakableOutput
+from rlsrl.local.edits import ClaimedRun, claim, describe, recorded_experiment
 from rlsrl.local.folder_check import NothingToResume, check_versions
 from rlsrl.local.run_folder import RUNS, RunFolder, RunFolderError
-from rlsrl.local.session import claim, draw_curve, recorded_experiment, run_life, write_summary
+from rlsrl.local.session import draw_curve, run_life, write_summary
 from rlsrl.local.summary import closing_lines
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.runtime.ledger import LedgerError
@@ -42,8 +43,9 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
     """Train the experiment in FILE on this machine, or resume its unfinished run.
 
     Ctrl-C stores a last checkpoint and ends the run. Another Ctrl-C, a second or more later, kills it. The same
-    command resumes an unfinished run and reports a finished one. A closed output, as after `| head`, does not end the
-    run; `rlsrl top` still shows it.
+    command resumes an unfinished run and reports a finished one. FILE may have changed in most fields: see
+    `rlsrl edit --help`. With a further `stop` a finished run continues. A closed output, as after `| head`, does not
+    end the run; `rlsrl top` still shows it.
 
     Exit status: 0 when the run has finished, 1 when it failed, 2 when the experiment is invalid, 128 plus the signal's
     number (Ctrl-C: 130) when it was interrupted.
@@ -53,8 +55,9 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
         name = load_file(file, given, auto_actors=lambda: 1).metadata.name
         with RunFolder.open(run_dir or RUNS / name, fresh=fresh) as folder:
             experiment = load_file(file, given, auto_actors=lambda: _num_actors(folder, file, given))
-            claim(folder, experiment, as_given=file.read_bytes())
-            status = _run(folder, experiment, file, _again(file, overrides, seed, run_dir))
+            claimed = claim(folder, experiment, as_given=file.read_bytes())
+            _show_changes(claimed)
+            status = _run(folder, claimed.experiment, file, _again(file, overrides, seed, run_dir))
     except (SpecError, RunFolderError, ConfigurationError) as error:
         raise UserError(str(error)) from error
     except EnvironmentFailed as error:
@@ -68,10 +71,17 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
     sys.exit(status)
 
 
+def _show_changes(claimed: ClaimedRun) -> None:
+    for change in claimed.changes:
+        _say(f"changed: {describe(change)}")
+    if claimed.is_reopened:
+        _say("the run had ended, and continues")
+
+
 def _num_actors(folder: RunFolder, file: Path, overrides: Sequence[str]) -> int:
     """Return the number of actors that ``auto`` stands for: the recorded one of a run that resumes."""
     if folder.holds_run:
-        return recorded_experiment(folder).spec.actors.replicas
+        return recorded_experiment(folder.path).spec.actors.replicas
     _say("actors.replicas: auto: measuring one environment")
     choice = choose_actors(file, overrides, modules=file.absolute().parent)
     _say(

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Literal, Protocol
@@ -55,6 +55,25 @@ class RolePlan:
     """The role's resolved config, JSON."""
     command: tuple[str, ...] | None = None
     """Starts one of its processes; None: the command of the ``LaunchOptions``."""
+    config_name: str = ""
+    """See ``rlsrl.api.live.name_of``: processes with a config of another name are replaced."""
+
+    def replaces(self, before: RolePlan) -> bool:
+        """Return whether the running processes of an earlier plan must end.
+
+        Fewer processes replace all of them: which of them holds the last index is not known here.
+        """
+        is_other = (self.config_name, self.command) != (before.config_name, before.command)
+        return is_other or self.replicas < before.replicas
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What runs, until an edit of the experiment replaces it."""
+
+    roles: tuple[RolePlan, ...]
+    """In the order of starting. Workers wait for their peers, so the controller does not."""
+    limits: RestartLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +191,20 @@ class Journal(Protocol):
         """Raise ``RecordsLost`` if the records were removed or moved."""
 
 
+class Edits(Protocol):
+    """Edits of the experiment while it runs."""
+
+    def take(self) -> RunPlan | None:
+        """Return the plan after edits since the last call; None without an edit. Called every two seconds."""
+
+
+class NoEdits:
+    """An experiment that nobody edits."""
+
+    def take(self) -> None:
+        """Return None."""
+
+
 class Display(Protocol):
     """Shows the run. Must not raise: a broken terminal does not end a run."""
 
@@ -195,11 +228,11 @@ class LocalController:
     def __init__(
         self,
         *,
-        plans: Sequence[RolePlan],
-        limits: RestartLimits,
+        plan: RunPlan,
         journal: Journal,
         display: Display,
         launch: LaunchOptions,
+        edits: Edits | None = None,
         deadlines: EndDeadlines | None = None,
         clock: Callable[[], float] = time.monotonic,
         oom_kills: Callable[[], int] = count_oom_kills,
@@ -207,13 +240,15 @@ class LocalController:
         """Prepare a run without starting a process.
 
         Args:
-            plans: In the order of starting. Workers wait for their peers, so the controller does not.
+            plan: The first plan.
             launch: How to start every worker.
+            edits: Later plans; None: there are none.
             deadlines: None: the defaults.
             oom_kills: Returns how many processes the kernel has killed for lack of memory.
         """
-        self._plans = {plan.role: plan for plan in plans}
-        self._supervisor = Supervisor(limits=limits)
+        self._plans = {role.role: role for role in plan.roles}
+        self._supervisor = Supervisor(limits=plan.limits)
+        self._edits = edits or NoEdits()
         self._journal = journal
         self._display = display
         self._launch = launch
@@ -225,6 +260,8 @@ class LocalController:
         self._selector = selectors.DefaultSelector()
         self._children: list[ChildProcess] = []
         self._asked_to_end: set[ChildProcess] = set()
+        self._replaced: dict[ChildProcess, float] = {}
+        """The processes that end because of an edit, and when they are killed."""
         self._waiting: dict[tuple[str, int], float] = {}
         self._started_at: dict[tuple[str, int], float] = {}
         self._signals: list[signal.Signals] = []
@@ -261,10 +298,11 @@ class LocalController:
     def _supervise(self) -> RunOutcome:
         """Restart processes until the run ends; return its outcome.
 
-        Waits for ended processes, signals, due restarts and the next check of the records; each of them wakes it.
+        Waits for ended processes, signals, due restarts and the next check of records and edits; each of them wakes it.
         """
         while True:
-            ended = self._wait(min([*self._waiting.values(), self._clock() + CHECK_SECONDS]))
+            due = (*self._waiting.values(), *self._replaced.values())
+            ended = self._wait(min([*due, self._clock() + CHECK_SECONDS]))
             self._journal.check()
             for child, code in ended:
                 if (outcome := self._handle_exit(child, code)) is not None:
@@ -274,17 +312,54 @@ class LocalController:
                     "Storing a last checkpoint and ending; Ctrl-C again, a second later, kills all processes."
                 )
                 return Interrupted(signum=self._signals[0], killed=False)
-            now = self._clock()
-            for key in [key for key, due in self._waiting.items() if due <= now]:
-                del self._waiting[key]
-                role, number = key
-                self._start(self._plans[role], number)
+            if (plan := self._edits.take()) is not None:
+                self._adopt(plan)
+            self._kill_overdue()
+            self._start_due()
+
+    def _adopt(self, plan: RunPlan) -> None:
+        """Start the processes that the plan has in addition; end those that it lacks, or has with another config.
+
+        Each of the latter starts again when it has ended.
+        """
+        before, self._plans = self._plans, {role.role: role for role in plan.roles}
+        self._supervisor = replace(self._supervisor, limits=plan.limits)
+        now = self._clock()
+        for child in self._children:
+            after = self._plans.get(child.role)
+            if after is None or after.replaces(before[child.role]):
+                seconds = self._deadlines.trainer if child.role == TRAINER else self._deadlines.worker
+                self._replaced.setdefault(child, now + seconds)
+                child.send_signal(signal.SIGTERM)
+        self._asked_to_end.update(self._replaced)
+        present = {(child.role, child.number) for child in self._children}
+        wanted = {(role.role, number) for role in plan.roles for number in range(role.replicas)}
+        self._waiting = {key: due for key, due in self._waiting.items() if key in wanted}
+        self._waiting.update(dict.fromkeys(wanted - present - self._waiting.keys(), now))
+
+    def _kill_overdue(self) -> None:
+        now = self._clock()
+        for child in [child for child, due in self._replaced.items() if due <= now]:
+            self._display.note(f"killing {child.name}, which did not end in time for an edit")
+            self._replaced[child] = math.inf
+            child.send_signal(signal.SIGKILL)
+
+    def _start_due(self) -> None:
+        now = self._clock()
+        for key in [key for key, due in self._waiting.items() if due <= now]:
+            del self._waiting[key]
+            role, number = key
+            self._start(self._plans[role], number)
 
     def _handle_exit(self, child: ChildProcess, code: int) -> RunOutcome | None:
         """Schedule a restart and return None, or return the outcome of the run."""
         if self._journal.is_finished():
             return Finished()
         now = self._clock()
+        if self._replaced.pop(child, None) is not None:
+            if (after := self._plans.get(child.role)) is not None and child.number < after.replicas:
+                self._waiting[child.role, child.number] = now
+            return None
         ended = Exit(
             role=child.role,
             number=child.number,

@@ -44,6 +44,10 @@ class Viewer:
         self._clock = clock
         self._began = clock()
 
+    def adopt(self, experiment: RLExperiment) -> None:
+        """Show the edited experiment from now on."""
+        self._experiment = experiment
+
     def view(self, processes: Sequence[ProcessState]) -> RunView:
         """Return the view at this moment."""
         status, age = self._status()

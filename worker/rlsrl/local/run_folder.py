@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rlsrl.api.placement import CONFIGS
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.role_names import TRAINER
 from rlsrl.local.controller import RecordsLost
@@ -69,8 +70,8 @@ class RunFolder:
         """The folder of the processes' output and logs."""
         self.ledger = path / "ledger"
         """The folder of the ledger's pages."""
-        self.configs = path / "config"
-        """The folder of the roles' configs."""
+        self.configs = path / CONFIGS
+        """The folder of the roles' configs and their live settings."""
         self.metrics = path / METRICS
         """The coordinator's metrics, one JSON object a line."""
         self.curve = path / "curve.png"

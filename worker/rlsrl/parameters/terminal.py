@@ -1,4 +1,7 @@
-"""The terminal record: an ended run's result, stored with its last version. A run with such a record never trains."""
+"""The terminal record: an ended run's result, stored with its last version. A run with such a record never trains.
+
+An end can be withdrawn: a failure is tried again, a finished run gets another ``stop``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ TERMINAL_KEY = "terminal"
 """Metadata key of an ended run's last version.
 
 The value is ``{"reason", "version", "result"}``. ``reason`` is a criterion of ``stop``, or ``UPDATES_SKIPPED``. In the
-latter case the run has failed, and ``failure`` says why. None: the failure was withdrawn."""
+latter case the run has failed, and ``failure`` says why. None: the end was withdrawn."""
 WITHDRAWN_KEY = "withdrawn_failure"
 """Metadata key of the version with which a run failed before it was tried again, and of later ones until the run has
 made a training step: why it failed."""
@@ -33,7 +36,19 @@ def withdraw_failure(db: ParameterDB, policy_name: str, *, first_attempt: int) -
     """
     newest, failure = _newest(db, policy_name), failure_of(terminal_record(db, policy_name))
     if newest is not None and newest.version.attempt < first_attempt and failure is not None:
-        db.annotate(policy_name, newest.version, {TERMINAL_KEY: None, WITHDRAWN_KEY: failure})
+        withdraw_end(db, policy_name)
+
+
+def withdraw_end(db: ParameterDB, policy_name: str) -> None:
+    """Withdraw the terminal record, so that training continues from the last version."""
+    newest, record = _newest(db, policy_name), terminal_record(db, policy_name)
+    if newest is not None and record is not None:
+        failure = failure_of(record)
+        db.annotate(
+            policy_name,
+            newest.version,
+            {TERMINAL_KEY: None, **({} if failure is None else {WITHDRAWN_KEY: failure})},
+        )
 
 
 def withdrawn_failure(db: ParameterDB, policy_name: str, version: Version) -> str | None:
