@@ -74,6 +74,8 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
 def _show_changes(claimed: ClaimedRun) -> None:
     for change in claimed.changes:
         _say(f"changed: {describe(change)}")
+    for change in claimed.ignored:
+        _say(f"not applied, since the run has ended: {describe(change)}")
     if claimed.is_reopened:
         _say("the run had ended, and continues")
 

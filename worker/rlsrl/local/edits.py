@@ -46,6 +46,8 @@ class ClaimedRun:
     experiment: RLExperiment
     changes: tuple[FieldEdit, ...] = ()
     """What differs from the experiment until now."""
+    ignored: tuple[FieldEdit, ...] = ()
+    """Changes without effect: the run has ended."""
     is_reopened: bool = False
     """Whether the run had ended, and continues because of the changes."""
 
@@ -73,7 +75,7 @@ def claim(folder: RunFolder, asked: RLExperiment, *, as_given: bytes) -> Claimed
         terminal = folder.terminal()
         is_reopened = terminal is not None and (bool(found) if "failure" in terminal else not _ends(target, terminal))
         if terminal is not None and not is_reopened:
-            return ClaimedRun(experiment=recorded)
+            return ClaimedRun(experiment=recorded, ignored=tuple(found))
         if is_reopened:
             withdraw_end(folder.database, POLICY_NAME)
         if target == asked:
