@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -33,6 +33,15 @@ def pods_of(template: dict[str, Any], **settings: Any) -> Manifest:
         each for each in render(context) if each["metadata"]["name"].endswith("-actor") and "Deploy" in each["kind"]
     )
     return dict(found["spec"]["template"])
+
+
+def pods_by_role(rendered: Sequence[Manifest]) -> dict[str, Any]:
+    """Return the pod specs of the workloads among the objects."""
+    return {
+        each["metadata"]["labels"]["rlsrl.dev/role"]: each["spec"]["template"]["spec"]
+        for each in rendered
+        if "template" in each.get("spec", {})
+    }
 
 
 def worker(**says: Any) -> dict[str, Any]:
@@ -179,11 +188,7 @@ def test_an_environment_gets_its_credentials_from_a_secret_as_the_page_says() ->
     context = context_of(document, settings=settings)
     assert disallowed(context.experiment, settings) == []
     rendered = render(context)
-    pods = {
-        each["metadata"]["labels"]["rlsrl.dev/role"]: each["spec"]["template"]["spec"]
-        for each in rendered
-        if "template" in each.get("spec", {})
-    }
+    pods = pods_by_role(rendered)
     for role in ("actor", "trainer"):
         (container,) = pods[role]["containers"]
         reference = {"secretKeyRef": {"name": "simulator", "key": "token"}}
@@ -205,11 +210,7 @@ def test_the_token_of_a_server_comes_from_a_secret_as_the_page_says() -> None:
     assert disallowed(context.experiment, SETTINGS) == []
     token_file = PurePosixPath(document["spec"]["environment"]["http"]["tokenFile"])
     rendered = render(context)
-    pods = {
-        each["metadata"]["labels"]["rlsrl.dev/role"]: each["spec"]["template"]["spec"]
-        for each in rendered
-        if "template" in each.get("spec", {})
-    }
+    pods = pods_by_role(rendered)
     for role in ("actor", "trainer"):
         (container,) = pods[role]["containers"]
         (mount,) = (each for each in container["volumeMounts"] if each["name"] == "simulator")

@@ -195,14 +195,7 @@ class Edits(Protocol):
     """Edits of the experiment while it runs."""
 
     def take(self) -> RunPlan | None:
-        """Return the plan after edits since the last call; None without an edit. Called every two seconds."""
-
-
-class NoEdits:
-    """An experiment that nobody edits."""
-
-    def take(self) -> None:
-        """Return None."""
+        """Return the plan after edits since the last call; None without an edit. Called at least every two seconds."""
 
 
 class Display(Protocol):
@@ -242,13 +235,13 @@ class LocalController:
         Args:
             plan: The first plan.
             launch: How to start every worker.
-            edits: Later plans; None: there are none.
+            edits: Replaces the plan while the run lasts; None: the plan stays.
             deadlines: None: the defaults.
             oom_kills: Returns how many processes the kernel has killed for lack of memory.
         """
         self._plans = {role.role: role for role in plan.roles}
         self._supervisor = Supervisor(limits=plan.limits)
-        self._edits = edits or NoEdits()
+        self._edits = edits
         self._journal = journal
         self._display = display
         self._launch = launch
@@ -312,7 +305,7 @@ class LocalController:
                     "Storing a last checkpoint and ending; Ctrl-C again, a second later, kills all processes."
                 )
                 return Interrupted(signum=self._signals[0], killed=False)
-            if (plan := self._edits.take()) is not None:
+            if self._edits is not None and (plan := self._edits.take()) is not None:
                 self._adopt(plan)
             self._kill_overdue()
             self._start_due()
@@ -509,24 +502,28 @@ class LocalController:
     def _states(self) -> list[ProcessState]:
         children = {(child.role, child.number): child for child in self._children}
         return [
-            self._state(plan, number, children.get((plan.role, number)))
+            _process_state(
+                plan,
+                number,
+                child := children.get((plan.role, number)),
+                is_ending=child in self._asked_to_end,
+                is_restarting=(plan.role, number) in self._waiting,
+            )
             for plan in self._plans.values()
             for number in range(plan.replicas)
         ]
 
-    def _state(self, plan: RolePlan, number: int, child: ChildProcess | None) -> ProcessState:
-        state: Literal["running", "ending", "ended", "restarting"]
-        if child is not None:
-            state = "ending" if child in self._asked_to_end else "running"
-        else:
-            state = "restarting" if (plan.role, number) in self._waiting else "ended"
-        return ProcessState(
-            role=plan.role,
-            number=number,
-            state=state,
-            pid=None if child is None else child.pid,
-            is_gang=plan.command is not None,
-        )
+
+def _process_state(
+    plan: RolePlan, number: int, child: ChildProcess | None, *, is_ending: bool, is_restarting: bool
+) -> ProcessState:
+    return ProcessState(
+        role=plan.role,
+        number=number,
+        state=("restarting" if is_restarting else "ended") if child is None else "ending" if is_ending else "running",
+        pid=None if child is None else child.pid,
+        is_gang=plan.command is not None,
+    )
 
 
 def _last_words(child: ChildProcess, max_characters: int) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
@@ -33,10 +34,11 @@ EDIT = "experiment.edit.yaml"
 GIVEN = "experiment.given.yaml"
 """The experiment as the last `rlsrl run` gave it, if edits have changed it since."""
 
-_ADVICE = (
-    "To resume the run, give these fields their former values: the others may change. "
-    "To start a new run, use --fresh, which moves the old run aside, or --run-dir with another folder."
-)
+LOCK_SECONDS = 10.0
+"""How long a command waits for another process that edits the same run."""
+_LOCK_POLL_SECONDS = 0.05
+_FRESH = "To start a new run, use --fresh, which moves the old run aside, or --run-dir with another folder."
+_ADVICE = f"To resume the run, give these fields their former values: the others may change. {_FRESH}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ def claim(folder: RunFolder, asked: RLExperiment, *, as_given: bytes) -> Claimed
         recorded = recorded_experiment(folder.path)
         target = merged(_read(folder.path, EDIT) or recorded, _read(folder.path, GIVEN) or recorded, asked)
         found = changes(recorded, asked if _is_renamed(recorded, asked) else target)
-        if refused := [change for change in found if change.effect == "refuse"]:
+        if refused := _refused(found):
             listed = "\n".join(f"  {describe(change)}" for change in refused)
             raise RunFolderError(f"{folder.path} holds a run of another experiment:\n{listed}\n{_ADVICE}")
         terminal = folder.terminal()
@@ -182,17 +184,18 @@ class RunEdits:
     def take(self) -> RunPlan | None:
         """Apply an edit, if there is one: write the workers' configs and settings. Return what runs from now on.
 
-        An edit that cannot be applied is shown and dropped. One that cannot be written is tried again.
+        An edit that cannot be applied is shown and dropped. One that cannot be written yet is tried again.
         """
         path = self._folder.path
         if not is_pending(path):
             return None
         try:
-            with _locked(path):
-                return self._apply(path)
-        except (RunFolderError, ConfigurationError) as error:
-            (path / EDIT).unlink(missing_ok=True)
-            self._note(f"the edit has no effect: {error}")
+            with _locked(path, seconds=0.0):  # This thread starts and ends processes, too.
+                try:
+                    return self._apply(path)
+                except (RunFolderError, ConfigurationError) as error:
+                    (path / EDIT).unlink()
+                    self._note(f"the edit has no effect: {error}")
         except OSError as error:
             if (problem := f"the edit waits: {error}") != self._problem:
                 self._note(problem)
@@ -217,8 +220,13 @@ class RunEdits:
 
 
 def _require_editable(found: Sequence[FieldEdit]) -> None:
-    if refused := ", ".join(describe(change) for change in found if change.effect == "refuse"):
-        raise RunFolderError(f"cannot be edited: {refused}. A new run can have other values: `rlsrl run --fresh`")
+    if refused := _refused(found):
+        listed = ", ".join(map(describe, refused))
+        raise RunFolderError(f"cannot be edited: {listed}. A new run can have other values: `rlsrl run --fresh`")
+
+
+def _refused(found: Sequence[FieldEdit]) -> list[FieldEdit]:
+    return [change for change in found if change.effect == "refuse"]
 
 
 def _is_renamed(recorded: RLExperiment, asked: RLExperiment) -> bool:
@@ -257,18 +265,31 @@ def _read(path: Path, name: str) -> RLExperiment | None:
         ) from error
 
 
-_FRESH = "To start a new run, use --fresh, which moves the old run aside, or --run-dir with another folder."
-
-
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lock the folder for an edit: edits of several processes follow each other."""
+def _locked(path: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Lock the folder for an edit: edits of several processes follow each other.
+
+    Raises:
+        TimeoutError: another process has held the lock for ``seconds``.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    deadline = time.monotonic() + seconds
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while not _try_lock(descriptor):
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"another process is editing {path}; `fuser {path}` finds it")
+            time.sleep(_LOCK_POLL_SECONDS)
         yield
     finally:
         os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _show(value: Any) -> str:
