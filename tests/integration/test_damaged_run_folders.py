@@ -72,8 +72,8 @@ OUTCOMES: dict[str, str | dict[str, str]] = {
     # `rlsrl run` writes these anew and reads none of them.
     "config/actor.json": NOTHING,
     "config/coordinator.json": NOTHING,
-    "config/settings.json": NOTHING,
     "config/trainer.json": NOTHING,
+    "settings.json": NOTHING,
     "status.json": NOTHING,
     "summary.json": NOTHING,
     "curve.png": NOTHING,

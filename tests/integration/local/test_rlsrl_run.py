@@ -381,7 +381,7 @@ def test_an_edit_stays_when_the_run_resumes_with_its_file(desk: Desk) -> None:
     resumed = desk.give()
 
     assert "changed: spec.stop.returnMean: 475.0 -> 400.0" in resumed.output
-    settings = json.loads((desk.run / "config" / "settings.json").read_text())
+    settings = json.loads((desk.run / "settings.json").read_text())
     assert settings["trainer"]["stop"]["return_mean"] == 400.0
     assert not (desk.run / "experiment.edit.yaml").exists()
 

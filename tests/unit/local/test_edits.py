@@ -70,7 +70,7 @@ def test_a_live_edit_replaces_no_process(going: Going) -> None:
     plan = taken(going)
     assert going.replaced(plan) == []
     assert plan.limits.budget == 3
-    settings = json.loads((going.folder.configs / "settings.json").read_text())
+    settings = json.loads((going.folder.path / "settings.json").read_text())
     assert settings["trainer"]["stop"]["env_steps"] == 2000
     assert recorded_experiment(going.folder.path).spec.stop.env_steps == 2000
     assert "edited: spec.stop.envSteps: 1000 -> 2000" in going.notes

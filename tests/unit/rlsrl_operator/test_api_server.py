@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from kubernetes.aio.client.exceptions import ApiException
 from operator_world import ApiServer
+from structlog.testing import capture_logs
 
 from rlsrl_operator.api_server import with_api_server
 from rlsrl_operator.cluster import Cluster
@@ -68,24 +69,25 @@ def test_nothing_is_read_if_no_range_is_allowed(server: ApiServer, settings: Ope
 
 
 @pytest.mark.parametrize("contents", [None, {}, {"endpoints": None}, {"endpoints": []}], ids=str)
-def test_without_addresses_they_stay_unknown(
-    contents: dict[str, Any] | None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_addresses_they_stay_unknown(contents: dict[str, Any] | None) -> None:
     server = ApiServer()
     if contents is not None:
         server.put({**{name: SLICE[name] for name in ("apiVersion", "kind", "metadata")}, **contents})
-    assert found(server, RANGES, IN_A_POD) is None
-    assert "the EndpointSlice default/kubernetes has no addresses" in capsys.readouterr().out
+    with capture_logs() as logs:
+        assert found(server, RANGES, IN_A_POD) is None
+    assert [line["error"] for line in logs] == ["the EndpointSlice default/kubernetes has no addresses"]
 
 
-def test_without_permission_they_stay_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_permission_they_stay_unknown() -> None:
     def forbid(kind: str) -> None:
         raise ApiException(status=403, reason="Forbidden")
 
     server = ApiServer()
     server.meanwhile = forbid
-    assert found(server, RANGES, IN_A_POD) is None
-    assert "403 Forbidden" in capsys.readouterr().out
+    with capture_logs() as logs:
+        assert found(server, RANGES, IN_A_POD) is None
+    (line,) = logs
+    assert "403 Forbidden" in line["error"]
 
 
 def test_another_error_is_raised() -> None:

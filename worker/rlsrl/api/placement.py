@@ -14,10 +14,8 @@ from rlsrl.api.spec import RLExperiment
 
 ROSTER = "roster.json"
 """The file with the leases of the roster, in a run folder or on a volume."""
-CONFIGS = "config"
-"""The folder of the roles' configs and live settings in a run folder."""
 SETTINGS = "settings.json"
-"""The file with the live settings in that folder."""
+"""The file with the live settings, in a run folder."""
 PARAMETERS = "parameters"
 """The parameter DB's folder in a run folder or on a volume, for experiments that keep it there."""
 
@@ -121,7 +119,7 @@ def local_placement(run_uid: str, run_folder: PurePath) -> Placement:
         ledger_folder=f"{run_folder}/ledger",
         record_folder=str(run_folder),
         shares_disk=True,
-        settings_path=f"{run_folder}/{CONFIGS}/{SETTINGS}",
+        settings_path=f"{run_folder}/{SETTINGS}",
     )
 
 

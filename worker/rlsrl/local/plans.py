@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlsrl.api.live import name_of, settings_document
-from rlsrl.api.placement import CONFIGS, SETTINGS, local_placement
+from rlsrl.api.placement import SETTINGS, local_placement
 from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import GANG_COMMAND, RolePlan, RunPlan
 from rlsrl.local.preflight import require_fixed_version, require_open_files
-from rlsrl.local.run_folder import RunFolder
+from rlsrl.local.run_folder import CONFIGS, RunFolder
 from rlsrl.local.run_record import RunRecord
 from rlsrl.local.supervisor import RestartLimits
 from rlsrl.runtime.durable import write_durably
@@ -40,7 +40,7 @@ def check_and_write(folder: RunFolder, resolved: ResolvedExperiment) -> None:
     write_durably(document, resolved.to_json().encode())
     for role, config in resolved.configs.items():
         write_durably(config_path(folder.path, role), config.to_json().encode())
-    write_durably(folder.configs / SETTINGS, settings_document(resolved.configs).encode())
+    write_durably(folder.path / SETTINGS, settings_document(resolved.configs).encode())
 
 
 def run_plan(path: Path, experiment: RLExperiment, resolved: ResolvedExperiment) -> RunPlan:

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlsrl.api.placement import CONFIGS
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.role_names import TRAINER
 from rlsrl.local.controller import RecordsLost
@@ -43,6 +42,8 @@ FRESH = "--fresh renames the folder and starts a new run"
 """The cure of a folder that cannot be resumed, for the end of an error."""
 EXPERIMENT = "experiment.yaml"
 """The user's experiment file."""
+CONFIGS = "config"
+"""The folder of the roles' configs."""
 RESOLVED_EXPERIMENT = "experiment.resolved.yaml"
 """The experiment with the changes of ``--set`` and ``--seed``: the run's identity."""
 _BEFORE_RECORD = {LOCK, EXPERIMENT, RESOLVED_EXPERIMENT}
@@ -71,7 +72,7 @@ class RunFolder:
         self.ledger = path / "ledger"
         """The folder of the ledger's pages."""
         self.configs = path / CONFIGS
-        """The folder of the roles' configs and their live settings."""
+        """The folder of the roles' configs."""
         self.metrics = path / METRICS
         """The coordinator's metrics, one JSON object a line."""
         self.curve = path / "curve.png"
