@@ -186,8 +186,10 @@ def _durability(
 
 def _progress(reported: Mapping[str, Any]) -> tuple[Literal["True", "False"], ProgressReason, str]:
     """Return the status, the reason and the message of the condition Progressing."""
+    paused = reported.get("paused")
+    paused_text = str(paused.get("text")) if isinstance(paused, dict) else None
     if reported.get("phase") == "paused":
-        return "False", "Paused", "the trainers are paused"
+        return "False", "Paused", paused_text or "workers are paused"
     stall = reported["stall"]
     if isinstance(stall, dict) and (seconds := _number(stall, "seconds")) is not None:
         reasons = stall.get("reasons")
@@ -196,7 +198,7 @@ def _progress(reported: Mapping[str, Any]) -> tuple[Literal["True", "False"], Pr
         return "False", "Stalled", f"{message}: {'; '.join(texts)}" if texts else message
     if (text := _long_call(reported)) is not None:
         return "True", "LongCall", f"training goes on; {text}"
-    return "True", "Progressing", "steps are taken"
+    return "True", "Progressing", f"steps are taken; {paused_text}" if paused_text else "steps are taken"
 
 
 def _long_call(reported: Mapping[str, Any]) -> str | None:

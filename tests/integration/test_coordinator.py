@@ -31,7 +31,7 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from rlsrl.runtime.activity import CREDIT, END_OF_TRAINING
 from rlsrl.runtime.call_board import EnvironmentCall
-from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient, CoordinatorUnavailable, WorkerState
+from rlsrl.runtime.coordination import CoordinatorClient, CoordinatorUnavailable, WorkerState
 from rlsrl.runtime.identity import POD_VARIABLE
 from rlsrl.runtime.join_session import JoinError, JoinRefused, JoinRequest, JoinSession, JoinTimeout
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, PageRecord
@@ -69,7 +69,7 @@ import sys, threading
 from rlsrl.runtime.join_session import JoinRefused, JoinRequest, JoinSession
 
 request = JoinRequest(address=sys.argv[1], token=sys.argv[2], role="actor")
-member = JoinSession.join(request, on_command=print, timeout=30)
+member = JoinSession.join(request, timeout=30)
 print(member.index, member.incarnation, flush=True)
 for line in sys.stdin:
     try:
@@ -180,7 +180,6 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
         def join(
             coordinator: CoordinatorProcess,
             *,
-            on_command: Callable[[Command], object] = lambda command: None,
             on_settings: Callable[[], object] = lambda: None,
             timeout: float = DEADLINE,
             **request: Any,
@@ -188,7 +187,7 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
             asked = JoinRequest(**{"address": coordinator.address, "token": TOKEN, "role": "actor"} | request)
             with monkeypatch.context() as pod:  # a second member with the same process identity would replace the first
                 pod.setenv(POD_VARIABLE, uuid.uuid4().hex)
-                member = JoinSession.join(asked, on_command=on_command, on_settings=on_settings, timeout=timeout)
+                member = JoinSession.join(asked, on_settings=on_settings, timeout=timeout)
             closing.callback(member.leave, "test over", timeout=0.5)
             return member
 
@@ -442,7 +441,7 @@ def test_status_health_and_metrics_are_served_over_http(shared: CoordinatorProce
 def test_without_a_coordinator_joining_ends_at_its_deadline() -> None:
     address = f"unix-abstract:rlsrl-test-{uuid.uuid4()}"
     with pytest.raises(JoinTimeout, match=f"no lease from the coordinator at {address}"):
-        JoinSession.join(JoinRequest(address=address, token=TOKEN, role="actor"), on_command=print, timeout=0.2)
+        JoinSession.join(JoinRequest(address=address, token=TOKEN, role="actor"), timeout=0.2)
     assert "join-session" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -543,20 +542,6 @@ def test_a_full_disk_leaves_rows_with_the_worker_until_it_has_space(start: Start
     assert "rejoined" not in coordinator.log(), "the stream has stayed open"
 
 
-def test_commands_reach_the_workers_they_are_meant_for(shared: CoordinatorProcess, join: Join) -> None:
-    received: queue.Queue[tuple[str, Command]] = queue.Queue()
-    join(shared, on_command=lambda command: received.put(("first", command)))
-    second = join(shared, on_command=lambda command: received.put(("second", command)))
-    pause, exit_ = Command(kind=CommandKind.PAUSE), Command(kind=CommandKind.EXIT)
-    assert shared.client.send("actor", pause, timeout=DEADLINE) == 2
-    assert {received.get(timeout=DEADLINE)[0], received.get(timeout=DEADLINE)[0]} == {"first", "second"}
-    assert shared.client.send("actor", exit_, index=second.index, timeout=DEADLINE) == 1
-    assert received.get(timeout=DEADLINE) == ("second", exit_)
-    assert shared.client.send("actor", pause, index=63, timeout=DEADLINE) == 0
-    assert shared.client.send("trainer", pause, timeout=DEADLINE) == 0
-    assert received.empty()
-
-
 def test_a_follower_of_a_role_learns_the_addresses_of_its_members(start: Start, join: Join) -> None:
     coordinator = start(num_actors=3)
     before = join(coordinator, role="trainer", index=0, endpoints={STREAMS: "10.0.0.1:7", "metrics": "10.0.0.1:8"})
@@ -580,19 +565,10 @@ def test_a_follower_of_a_role_learns_the_addresses_of_its_members(start: Start, 
     assert stranger.address_of("trainer", 0) is None
 
 
-def test_a_command_of_no_known_kind_is_refused(shared: CoordinatorProcess) -> None:
-    with open_channel(shared.address) as channel:
-        request = pb.CommandRequest(role="actor", command=pb.Command(kind=99))  # type: ignore[arg-type]
-        with pytest.raises(grpc.RpcError) as raised:
-            CoordinatorStub(channel).Send(
-                request, timeout=DEADLINE, metadata=token_metadata(TOKEN), wait_for_ready=True
-            )
-    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
-
-
-def test_check_raises_the_error_of_a_command_handler(shared: CoordinatorProcess, join: Join) -> None:
-    member = join(shared, on_command=lambda command: {}[command.kind])
-    shared.client.send("actor", Command(kind=CommandKind.START), timeout=DEADLINE)
+def test_check_raises_the_error_of_a_handler_of_settings(start: Start, join: Join, tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    member = join(start(settings_path=str(path)), on_settings=lambda: {}["no"])
+    write_settings(path, actor={"rate": 1})
     until(lambda: member._calls.failure is not None, "the handler's error")
     with pytest.raises(JoinError, match="the join session thread failed") as raised:
         member.check()
@@ -606,7 +582,7 @@ def test_a_call_over_the_connection_of_a_dead_coordinator_is_answered_by_the_nex
         coordinator.restart()
         assert coordinator.client.status(DEADLINE)["roles"] is not None
         coordinator.restart()
-        until(lambda: coordinator.client.send("actor", Command(kind=CommandKind.START), timeout=DEADLINE) == 1, "back")
+        until(lambda: len(coordinator.client.status(DEADLINE)["roles"].get("actor", [])) == 1, "back")
 
 
 def test_a_call_by_a_closed_client_is_an_error(shared: CoordinatorProcess) -> None:
@@ -622,12 +598,8 @@ def test_every_call_without_the_token_is_refused(shared: CoordinatorProcess, joi
     with pytest.raises(JoinRefused, match="UNAUTHENTICATED"):
         join(shared, token=token)
     stranger = CoordinatorClient(shared.address, token)
-    for call in (
-        lambda: stranger.status(DEADLINE),
-        lambda: stranger.send("actor", Command(kind=CommandKind.EXIT), timeout=DEADLINE),
-    ):
-        with pytest.raises(CoordinatorUnavailable, match="UNAUTHENTICATED"):
-            call()
+    with pytest.raises(CoordinatorUnavailable, match="UNAUTHENTICATED"):
+        stranger.status(DEADLINE)
     stranger.close()
     assert len(shared.workers()) == len(before)
 
@@ -801,13 +773,40 @@ def test_two_coordinators_cannot_serve_one_run(start: Start) -> None:
     coordinator.status()
 
 
+def write_settings(path: Path, **by_role: object) -> None:
+    """Write the file of live settings, as a whole."""
+    (new := path.with_suffix(".new")).write_text(json.dumps(by_role))
+    new.rename(path)
+
+
+def test_paused_workers_learn_it_at_once_when_they_join_and_from_the_next_coordinator(
+    start: Start, join: Join, tmp_path: Path
+) -> None:
+    path = tmp_path / "settings.json"
+    counts = {"num_actors": 3}
+
+    def pause(*paused: object) -> None:
+        write_settings(path, coordinator={**counts, **({"paused": paused} if paused else {})})
+
+    pause()
+    coordinator = start(settings_path=str(path), num_actors=3)
+    trainer = join(coordinator, role="trainer", index=0, attempt=1)
+    actors = [join(coordinator), join(coordinator)]
+    assert not any(each.is_paused for each in (trainer, *actors))
+    pause({"role": "actor", "indices": [1, 2]}, {"role": "trainer"})
+    until(lambda: trainer.is_paused and actors[1].is_paused, "both are paused")
+    assert not actors[0].is_paused
+    assert join(coordinator).is_paused, "a later worker is paused from its start"
+    coordinator.restart()
+    until(lambda: len(coordinator.workers("actor")) == 3, "the workers are back")
+    assert (actors[0].is_paused, actors[1].is_paused, trainer.is_paused) == (False, True, True)
+    pause()  # the document leaves an empty list out
+    until(lambda: not (trainer.is_paused or actors[1].is_paused), "they go on")
+
+
 def test_live_settings_reach_present_and_new_workers(start: Start, join: Join, tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
-
-    def edit(**by_role: object) -> None:
-        (new := path.with_suffix(".new")).write_text(json.dumps(by_role))
-        new.rename(path)
-
+    edit = partial(write_settings, path)
     edit(trainer={"rate": 1}, coordinator={"num_actors": 1})
     coordinator = start(settings_path=str(path), num_actors=3)
     notified: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -853,12 +852,7 @@ def test_workers_that_join_and_leave_leak_no_resources(shared: CoordinatorProces
     until(lambda: threading.active_count() <= threads + 1, "the threads end")
 
 
-def test_a_worker_that_hangs_up_without_goodbye_keeps_its_lease_and_gets_no_commands(
-    shared: CoordinatorProcess,
-) -> None:
-    def send() -> int:
-        return shared.client.send("actor", Command(kind=CommandKind.EXIT), index=index, timeout=DEADLINE)
-
+def test_a_worker_that_hangs_up_without_goodbye_keeps_its_lease(shared: CoordinatorProcess) -> None:
     with open_channel(shared.address) as channel:
         hung_up = threading.Event()
         hello = pb.Hello(role="actor", instance=str(uuid.uuid4()))
@@ -869,9 +863,6 @@ def test_a_worker_that_hangs_up_without_goodbye_keeps_its_lease_and_gets_no_comm
 
         call = CoordinatorStub(channel).Join(requests(), metadata=token_metadata(TOKEN), wait_for_ready=True)
         index = next(call).welcome.index
-        assert send() == 1
-        assert next(call).command.kind == pb.Command.KIND_EXIT
         hung_up.set()
         assert list(call) == []
-    until(lambda: send() == 0, "the connection is closed")
     assert index in [worker["index"] for worker in shared.workers()], "the worker may reconnect"

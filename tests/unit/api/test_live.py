@@ -47,6 +47,25 @@ def test_the_name_of_a_config_covers_only_fields_that_are_not_live(ppo: dict[str
     assert settings_of(trainer(**ppo)) == settings_of(trainer())
 
 
+def test_a_field_that_the_settings_leave_out_has_its_default() -> None:
+    """Newer fields are left out, so that older workers take the settings."""
+    plain = resolved()
+    changed = resolved(
+        paused=[{"role": "actor"}],
+        stop={"trainSteps": 10, "now": True},
+        parameters={"storeRequest": "a"},
+    )
+    for role in ("coordinator", "trainer"):
+        before, after = getattr(plain, role), getattr(changed, role)
+        assert before != after
+        assert with_settings(after, settings_of(before)) == before
+        assert with_settings(before, settings_of(after)) == after
+        assert with_settings(after, {}) == after
+    assert "paused" not in settings_of(plain.coordinator)
+    assert "now" not in settings_of(plain.trainer)["stop"]
+    assert "store_request" not in settings_of(plain.trainer)["versions"]
+
+
 def test_the_number_of_workers_is_live() -> None:
     one, two = (resolved(actors={"environmentsPerActor": 8, "replicas": number}, **BATCH) for number in (1, 2))
     assert name_of(one.actor) == name_of(two.actor)

@@ -42,7 +42,7 @@ class Going:
 
     def ask(self, *overrides: str) -> tuple[str, ...]:
         """Return the roles that are restarted."""
-        return ask(self.folder.path, self.folder.record, overrides).restarted
+        return ask(self.folder.path, self.folder.record, lambda _: overrides).restarted
 
     def replaced(self, plan: RunPlan) -> list[str]:
         before = {each.role: each for each in self.first.roles}

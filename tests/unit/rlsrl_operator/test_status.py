@@ -409,7 +409,19 @@ NO_STEP = "no environment step and no training step for 61 s"
         ({"stall": None, "environment_calls": [{**CALL, "seconds": 59.0}]}, "True", "Progressing", "steps are taken"),
         ({"stall": {}, "environment_calls": [7, {}]}, "True", "Progressing", "steps are taken"),
         ({"stall": 5, "environment_calls": {}}, "True", "Progressing", "steps are taken"),
-        ({"phase": "paused", "stall": None}, "False", "Paused", "the trainers are paused"),
+        ({"phase": "paused", "stall": None}, "False", "Paused", "workers are paused"),
+        (
+            {"phase": "paused", "stall": None, "paused": {"text": "paused since T: actor-0"}},
+            "False",
+            "Paused",
+            "paused since T: actor-0",
+        ),
+        (
+            {"phase": "training", "stall": None, "paused": {"text": "paused since T: actor-0"}},
+            "True",
+            "Progressing",
+            "steps are taken; paused since T: actor-0",
+        ),
     ],
 )
 def test_whether_an_experiment_takes_steps_is_a_condition(

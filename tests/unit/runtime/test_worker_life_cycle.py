@@ -133,6 +133,45 @@ def test_exit_wakes_a_paused_worker() -> None:
     assert worker.events == ["configure good", "shutdown"]
 
 
+def test_a_paused_worker_rests_until_it_goes_on() -> None:
+    class Resting(Scripted):
+        """Needs three rests until it has come to rest."""
+
+        def _rest(self) -> bool:
+            self.events.append("rest")
+            num_rests = self.events.count("rest")
+            if num_rests == 4:
+                self.start()
+            return num_rests >= 3
+
+        def _adopt(self, config: str) -> None:
+            self.events.append(f"adopt {config}")
+
+    worker = Resting(lambda worker: worker.pause() if worker.num_polls == 1 else None, polls=2)
+    worker.configure("good")
+    worker.start()
+    worker.adopt("new")
+    worker.run(on_rest=lambda rests: worker.events.append(f"on_rest {rests}"))
+    resting = ["rest", "rest", "rest", "on_rest True", "rest", "on_rest False"]
+    assert worker.events == ["configure good", "adopt new", "poll", *resting, "poll", "shutdown"]
+
+
+def test_a_paused_worker_takes_new_settings() -> None:
+    adopted = threading.Event()
+
+    class Adopting(Scripted):
+        def _adopt(self, config: str) -> None:
+            adopted.set()
+
+    worker = Adopting()
+    worker.pause()
+    future = run_in_thread(worker)
+    worker.adopt("new")
+    assert adopted.wait(SOON)
+    worker.exit()
+    future.result(SOON)
+
+
 def test_commands_before_run_are_recorded() -> None:
     worker = Scripted()
     worker.start()

@@ -28,6 +28,7 @@ from rlsrl.streams.protocols import StreamClosed
 from rlsrl.testing.contexts import TOKEN, RecordingSession, make_context
 from rlsrl.testing.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
 from rlsrl.testing.inline_samples import InlineChannel, InlineConsumer, InlineProducer
+from rlsrl.testing.waiting import until
 from rlsrl.workers.actor import ActorWorker
 from rlsrl.workers.build.actor import ActorParts
 from rlsrl.workers.env_groups import LockstepEnvGroup
@@ -102,6 +103,20 @@ class Bench:
         self.consumer.receive(0, 0.0)
         return result
 
+    def rest(self) -> bool:
+        """As ``poll``, for a paused worker. Return whether it has come to rest."""
+        self.consumer.receive(0, 0.0)
+        rests = self.worker._rest()
+        self.consumer.receive(0, 0.0)
+        return rests
+
+    def asked_at_rest(self) -> InferenceBatch:
+        """Return the paused worker's present requests."""
+        assert not self.rest()
+        batch = self.server.next_batch(1000, 0.0)
+        assert batch is not None
+        return batch
+
     def asked(self) -> InferenceBatch:
         """Return the worker's present requests."""
         self.poll()  # finds no answer, waits, and sends the requests
@@ -174,6 +189,29 @@ def test_groups_that_were_answered_together_send_separate_requests_afterwards(be
     frames = [request.observation["observation"] for request in questions]
     for group, frame in zip(bench.parts.groups, frames, strict=True):
         np.testing.assert_array_equal(cast("Any", group)._slot.arrays["observation"][1], frame)
+
+
+def test_a_paused_worker_fills_its_slots_and_hands_its_credits_back(bench: Bench) -> None:
+    start(bench, 3)
+    bench.worker.pause()
+    for _ in range(STEPS):
+        answer(bench.asked_at_rest())
+        for _ in bench.parts.groups:
+            assert not bench.rest()
+    slots = bench.posted()
+    assert [slot.sequence for slot in slots] == [0, 1]
+    for slot in slots:
+        bench.consumer.release(slot)
+    until(bench.rest, "the worker rests")
+    assert bench.consumer.producers == ()
+    assert not bench.consumer.outstanding
+    assert bench.rest()
+    assert bench.consumer.producers == (), "it does not connect while it rests"
+
+    bench.worker.start()
+    while not bench.server.num_waiting:
+        bench.poll()
+    assert len(bench.consumer.outstanding) == 1, "the third credit"
 
 
 def test_few_credits_are_shared_in_turn(bench: Bench) -> None:

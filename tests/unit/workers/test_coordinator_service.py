@@ -53,6 +53,7 @@ def watch(tmp_path: Path) -> Callable[[Check, str], None]:
             curve=curve,
             logs=KeptLogs(tmp_path / "logs", log=log),
             settings={},
+            pauses=lambda role, index: False,
             metrics=Metrics(CollectorRegistry()),
             clock=clock,
             log=log,

@@ -12,7 +12,7 @@ from rlsrl.workers.stalls import STALL_SECONDS, WORK_SECONDS, StepClock, judge
 from rlsrl.workers.status import NO_MORE_SAMPLES, ExperimentInfo, Member, MemberReport, Stall
 
 EXPERIMENT = ExperimentInfo(name="e", run_uid="u", heartbeat_seconds=1.0, endpoints={}, done=False)
-CAPACITY = {"actor": 2, "trainer": 1, "evaluator": 1}
+CAPACITY = {"actor": 2, "buffer": 1, "trainer": 1, "evaluator": 1}
 
 
 def worker(
@@ -128,7 +128,8 @@ def test_evaluators_and_workers_beyond_the_capacity_hold_nothing_up() -> None:
     ("members", "done"),
     [
         pytest.param([worker("trainer", 0, "batch", state=WorkerState.PAUSED)], False, id="paused"),
-        pytest.param([TRAINER, worker("actor", 0, state=WorkerState.PAUSED)], False, id="an actor is paused"),
+        pytest.param([TRAINER, worker("actor", 0, state=WorkerState.PAUSED)], False, id="all actors are paused"),
+        pytest.param([*WAITING, worker("buffer", 0, state=WorkerState.PAUSED)], False, id="a buffer worker is paused"),
         pytest.param([], False, id="no trainer has joined"),
         pytest.param(WAITING, True, id="finished"),
     ],
@@ -138,6 +139,12 @@ def test_a_run_that_need_not_take_steps_does_not_stand_still(members: list[Membe
     assert stalled(members, 1000.0, clock=clock, done=done) is None
     assert stalled(WAITING, 1000.0 + STALL_SECONDS, clock=clock) is None, "it has a minute for its next step"
     assert stalled(WAITING, 1001.0 + STALL_SECONDS, clock=clock) is not None
+
+
+def test_one_paused_actor_hides_no_stall() -> None:
+    """Others have its credits."""
+    members = [TRAINER, worker("actor", 0, state=WorkerState.PAUSED), worker("actor", 1, "credit")]
+    assert stalled(members, 61.0) is not None
 
 
 def note(clock: StepClock, now: float, *, trained: float | None = None, produced: int | None = None) -> None:

@@ -15,6 +15,7 @@ from rlsrl.workers.status import (
     ERRORS,
     FAILED_EVALUATIONS,
     NON_FINITE,
+    PAUSED_SINCE,
     ExperimentInfo,
     Member,
     MemberReport,
@@ -70,6 +71,7 @@ def test_the_document_lists_workers_by_role_and_index() -> None:
             "pid": 41,
             "host": "here",
             "state": "running",
+            "paused_since": None,
             "waiting_for": "",
             "activity": {"batch": 0.333, "working": 0.667},
             "stats": {"train_steps": 9.0},
@@ -100,6 +102,7 @@ def test_the_totals_are_those_of_rank_0() -> None:
         "unstored_reason": None,
         "late_version": None,
         "rollback": None,
+        "stored_on_request": None,
     }
 
 
@@ -259,6 +262,22 @@ def test_the_document_is_json_whatever_a_worker_reports() -> None:
 TRAINED = {"train_steps": 1.0}
 
 
+def test_the_document_names_paused_workers_and_since_when() -> None:
+    def paused(role: str, index: int, since: float) -> Member:
+        return member(role, index, state=WorkerState.PAUSED, stats={PAUSED_SINCE: since})
+
+    members = [member("trainer"), member("actor", 0, stats={PAUSED_SINCE: 5.0}), paused("actor", 1, 90.0)]
+    document = build_status(EXPERIMENT, members, NO_PAGES, now=100.0)
+    text = "paused since 1970-01-01T00:01:30Z: actor-1"
+    assert document["paused"] == {"number": 1, "since": "1970-01-01T00:01:30Z", "text": text, "halts": False}
+    assert [each["paused_since"] for each in document["roles"]["actor"]] == [None, "1970-01-01T00:01:30Z"]
+    members = [member("trainer"), *(paused("actor", index, 60.0) for index in range(7))]
+    document = build_status(EXPERIMENT, members, NO_PAGES, now=100.0)
+    assert document["paused"]["halts"]
+    assert document["paused"]["text"].endswith("actor-4 and 2 more")
+    assert build_status(EXPERIMENT, [member("trainer")], NO_PAGES, now=1.0)["paused"] is None
+
+
 @pytest.mark.parametrize(
     ("members", "done", "phase"),
     [
@@ -269,11 +288,18 @@ TRAINED = {"train_steps": 1.0}
         ([member("trainer", stats=TRAINED)], False, "training"),
         ([member("trainer", stats=TRAINED), member("trainer", 1, state=WorkerState.CONFIGURING)], False, "starting"),
         ([member("trainer", state=WorkerState.PAUSED, stats=TRAINED)], False, "paused"),
+        ([member("trainer", stats=TRAINED), member("actor", state=WorkerState.PAUSED)], False, "paused"),
+        (
+            [member("trainer", stats=TRAINED), member("actor"), member("actor", 1, state=WorkerState.PAUSED)],
+            False,
+            "training",
+        ),
+        ([member("trainer", stats=TRAINED), member("evaluator", state=WorkerState.PAUSED)], False, "training"),
         ([member("trainer", present=False, stats=TRAINED), member("actor")], False, "recovering"),
         ([member("trainer", present=False, stats=TRAINED)], True, "finished"),
         ([], True, "finished"),
     ],
 )
-def test_the_phase_follows_from_the_trainers(members: list[Member], done: bool, phase: RunPhase) -> None:
+def test_the_phase_follows_from_the_workers(members: list[Member], done: bool, phase: RunPhase) -> None:
     assert derive_phase(members, done=done) == phase
     assert build_status(replace(EXPERIMENT, done=done), members, NO_PAGES, 0.0)["phase"] == phase

@@ -108,7 +108,7 @@ class Bench:
         version: Version = Version(1, 0),
         progress: Progress | None = None,
         taken: Sequence[bool] = (),
-        stop: Mapping[str, float] | None = None,
+        stop: Mapping[str, Any] | None = None,
         push_steps: int | None = None,
         tag_steps: int | None = None,
         gang: Gang | None = None,
@@ -124,6 +124,7 @@ class Bench:
         self.published: list[Parameters] = []
         self.stored: list[Checkpoint] = []
         self.ended = threading.Event()
+        self.is_paused = False
         self.context = make_context("trainer", folder, join_session=self.join_session, clock=self.clock)
         trainer_page = self._resources.enter_context(self.context.open_ledger_page())
         actor_page = self._resources.enter_context(make_context("actor", folder).open_ledger_page())
@@ -143,8 +144,10 @@ class Bench:
         self.buffer = FifoBuffer(layout=layout, batch_lanes=LANES, max_policy_lag=buffer_lag or max_policy_lag)
         never = dict.fromkeys(("return_mean", "env_steps", "train_steps", "wall_seconds"))
 
-        def settings(stop: Mapping[str, float]) -> TrainingSettings:
+        def settings(given: Mapping[str, Any]) -> TrainingSettings:
+            stop = {name: value for name, value in given.items() if name != "store_request"}
             return TrainingSettings(
+                store_request=given.get("store_request"),
                 stop_conditions=StopConditions(episodes=2, **{**never, **stop}),
                 cadence=Cadence(
                     report=FrequencyControl(seconds=1.0, clock=self.clock),
@@ -270,7 +273,7 @@ def make_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
     def make(**arguments: Any) -> Bench:
         bench = Bench(tmp_path, **arguments)
         benches.append(bench)
-        bench.thread.start()
+        bench.thread.start(is_paused=lambda: bench.is_paused)
         return bench
 
     yield make
@@ -569,6 +572,77 @@ def test_settings_may_end_the_run(make_bench: Callable[..., Bench]) -> None:
     bench.thread.adopt({"train_steps": 1})
     bench.thread.join(DEADLINE_SECONDS)
     assert (bench.thread.stop_reason, bench.learner.steps) == ("trainSteps", 2)
+
+
+def paused(bench: Bench) -> Bench:
+    """Pause the thread, and return once it is paused."""
+    bench.is_paused = True
+    until(lambda: bench.thread.is_paused, "a paused thread")
+    return bench
+
+
+def test_a_paused_thread_takes_no_step_and_grants_no_credit(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(max_policy_lag=0, stop={"train_steps": 2})
+    slot = bench.acquire()
+    paused(bench)
+    bench.post(slot)
+    for _ in range(3):  # each answered request shows that the thread has come by
+        bench.thread.adopt({"train_steps": 2})
+        until(lambda: not bench.thread._new_settings, "the thread has come by")
+    assert (bench.learner.steps, bench.has_credit()) == (0, False)
+    bench.is_paused = False
+    bench.thread.wake()
+    bench.train(1)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    assert bench.learner.steps == 2
+    bench.end()
+
+
+def test_a_pause_is_no_training_time(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(stop={"train_steps": 1})
+    slot = bench.acquire()
+    bench.clock.advance(2.0)
+    paused(bench)
+    bench.clock.advance(1000.0)
+    bench.is_paused = False
+    until(lambda: not bench.thread.is_paused, "training goes on")
+    bench.clock.advance(3.0)
+    bench.post(slot)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    assert bench.thread.checkpoint().metadata["train_seconds"] == 3.0
+    bench.end()
+
+
+def test_a_paused_thread_stores_versions_on_request_and_ends_when_it_is_told_to(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = paused(make_bench())
+    bench.thread.adopt({"store_request": "first"})
+    until(lambda: bench.stored, "a stored version")
+    assert bench.stored[0].metadata["store_request"] == "first"
+    assert bench.stored[0].state.values["progress"]["store_request"] == "first"
+    bench.thread.adopt({"store_request": "first", "now": True})
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    bench.thread.check()
+    assert (bench.thread.stop_reason, len(bench.stored)) == ("now", 1)
+    bench.end()
+
+
+def test_a_request_is_fulfilled_once_over_all_lives(make_bench: Callable[..., Bench]) -> None:
+    progress = Progress(episodes=2)
+    progress.store_request = "done"
+    bench = make_bench(progress=progress, stop={"store_request": "done", "train_steps": 1})
+    bench.train(1)
+    assert bench.ended.wait(DEADLINE_SECONDS)
+    assert bench.stored == []
+    bench.end()
+
+
+def test_a_request_from_before_the_start_is_fulfilled(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(stop={"store_request": "asked"})
+    until(lambda: bench.stored, "a stored version")
+    assert bench.stored[0].metadata["store_request"] == "asked"
+    bench.end()
 
 
 def test_a_failed_step_is_raised_with_its_cause(make_bench: Callable[..., Bench]) -> None:

@@ -307,7 +307,7 @@ def test_a_coordinator_forwards_every_row_and_counts_failures(tmp_path: Path, fa
     running.start()
     with FolderWatch(folder) as watch:
         request = JoinRequest(address=config.coordinator_address, token="token", role="trainer", index=0, attempt=1)
-        member = JoinSession.join(request, on_command=print, timeout=DEADLINE)
+        member = JoinSession.join(request, timeout=DEADLINE)
         for step in (0, 10, 20):
             member.record(step, {"loss": 0.5})
         while not (folder / "died").exists():

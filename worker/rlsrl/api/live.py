@@ -45,12 +45,16 @@ def name_of(config: Config) -> str:
 
 
 def with_settings(config: ConfigT, settings: Settings) -> ConfigT:
-    """Return the config with new values of live fields.
+    """Return the config with new values of live fields: all of them, since a field that is missing has its default.
+
+    Without any value the config stays as it is.
 
     Raises:
         pydantic.ValidationError: a value is invalid; names every wrong field.
         KeyError: a field is not live.
     """
+    if not settings:
+        return config
     whole = json.loads(config.to_json())
     _overlay(whole, settings, _schema(type(config)), live=False)
     return type(config).from_json(json.dumps(whole))
@@ -80,6 +84,9 @@ def _parted(values: Mapping[str, Any], schema: JsonSchema, *, live: bool) -> tup
 
 
 def _overlay(values: dict[str, Any], settings: Settings, schema: JsonSchema, *, live: bool) -> None:
+    for name, member in schema["properties"].items():
+        if name not in settings and name not in schema.get("required", ()) and _is_live(member, live=live):
+            values.pop(name, None)
     for name, value in settings.items():
         member = schema["properties"][name]
         is_live = _is_live(member, live=live)

@@ -268,7 +268,11 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "look at the policy workers.",
             "False",
         ),
-        "Paused": Judgement("Workers are paused by a command.", "Start them again.", "False"),
+        "Paused": Judgement(
+            "Workers without which no step is taken are paused (`spec.paused`). The message names them.",
+            "`kubectl rlsrl control NAME resume` lets them go on.",
+            "False",
+        ),
         "Starting": Judgement("The trainers are starting, at first or again.", "Nothing.", "False"),
         "Queued": Judgement("The trainers wait for their queue.", "Nothing.", "False"),
         "Suspended": Judgement("`suspend` is true.", "Set `suspend` to false to continue.", "False"),

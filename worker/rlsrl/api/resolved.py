@@ -21,6 +21,7 @@ from rlsrl.api.spec import (
     FixedVersion,
     Network,
     ParameterVersions,
+    PausedWorkers,
     PpoSpec,
     Stop,
     Tracking,
@@ -148,6 +149,8 @@ class CoordinatorConfig(RoleConfig):
     """Wanted number of workers by role, of the roles without a field above. The JSON leaves an empty map out.
 
     The fields above stay because older coordinators read them from the live settings (docs/decisions/0039)."""
+    paused: Annotated[tuple[PausedWorkers, ...], Field(strict=False), LIVE] = ()
+    """Workers that are paused. The JSON leaves an empty tuple out."""
 
     count_fields: ClassVar[Mapping[str, str]] = {
         ACTOR: "num_actors",
@@ -168,8 +171,16 @@ class CoordinatorConfig(RoleConfig):
     def _without_newer_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out fields that older coordinators refuse, where the default says the same."""
         fields: dict[str, Any] = handler(self)
-        kept = {"num_others": bool(self.num_others), "worker_seconds": self.worker_seconds != WORKER_SECONDS}
+        kept = {
+            "num_others": bool(self.num_others),
+            "paused": bool(self.paused),
+            "worker_seconds": self.worker_seconds != WORKER_SECONDS,
+        }
         return {name: value for name, value in fields.items() if kept.get(name, True)}
+
+    def pauses(self, role: str, index: int) -> bool:
+        """Return whether the worker of that role with that index is paused."""
+        return any(each.covers(role, index) for each in self.paused)
 
 
 class TrainerConfig(RoleConfig):
@@ -214,6 +225,16 @@ class TrainerConfig(RoleConfig):
     """Which versions are made durable, and which are kept."""
     stop: Annotated[Stop, LIVE]
     """When training ends."""
+
+    @model_serializer(mode="wrap")
+    def _without_newer_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out live fields that older trainers refuse, where the default says the same."""
+        fields: dict[str, Any] = handler(self)
+        if not self.stop.now:
+            fields["stop"].pop("now", None)
+        if self.versions.store_request is None:
+            fields["versions"].pop("store_request", None)
+        return fields
 
     @property
     def num_trainers(self) -> int:

@@ -123,6 +123,7 @@ def coordinator_config(context: ResolutionContext) -> CoordinatorConfig:
         worker_seconds=spec.tracking.worker_seconds,
         parameter_store=placement.parameter_store(context.experiment),
         num_others=others,
+        paused=spec.paused,
         **counts,
     )
 

@@ -22,6 +22,7 @@ class _Entry(NamedTuple):
 COMMANDS = {
     "run": _Entry("rlsrl.cli.run:run", "Train an experiment on this machine."),
     "edit": _Entry("rlsrl.cli.edit:edit", "Change fields of a run, also while it trains."),
+    "control": _Entry("rlsrl.cli.control:control", "Pause, resume or stop a run, or store a version now."),
     "eval": _Entry("rlsrl.cli.eval:evaluate", "Play a run's policy and report its returns."),
     "plot": _Entry("rlsrl.cli.plot:plot", "Draw the learning curves of runs."),
     "params": _Entry("rlsrl.cli.params:params", "List, show, tag, export and prune a run's weights."),

@@ -35,22 +35,20 @@ def edit(run: Path, overrides: tuple[str, ...]) -> None:
     try:
         record = read_record(folder)
         assert record is not None, "find_run has found it"
-        asked = ask(folder, record, overrides)
+        asked = ask(folder, record, lambda _: overrides)
         if not asked.changes:
             click.echo(f"{run} has these values already")
             return
-        _show(asked)
-        if not is_running(folder):
-            click.echo(f"{run} does not train: the edit is applied when `rlsrl run` resumes it")
-            return
-        _await(folder, run)
+        show_edit(asked)
+        await_edit(folder, run)
     except (SpecError, RunFolderError) as error:
         raise UserError(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"the edit cannot be written: {error}") from error
 
 
-def _show(asked: AskedEdit) -> None:
+def show_edit(asked: AskedEdit) -> None:
+    """Print what an edit changes."""
     for change in asked.changes:
         click.echo(f"{describe(change)}{_effect(change)}")
     if asked.restarted:
@@ -61,20 +59,24 @@ def _effect(change: FieldEdit) -> str:
     return " (live)" if change.effect == "live" else ""
 
 
-def _await(folder: Path, run: Path) -> None:
-    """Wait until the run has applied the edit.
+def await_edit(folder: Path, run: Path) -> bool:
+    """Wait until a running run has applied the edit. Return whether it has, and print it.
 
     Raises:
         click.ClickException: it has not.
     """
+    if not is_running(folder):
+        click.echo(f"{run} does not train: the edit is applied when `rlsrl run` resumes it")
+        return False
     deadline = time.monotonic() + WAIT_SECONDS
     while is_pending(folder):
         if not is_running(folder):
             click.echo(f"{run} has just ended: the edit is applied when `rlsrl run` resumes it")
-            return
+            return False
         if time.monotonic() >= deadline:
             raise click.ClickException(
                 f"the run has not applied the edit within {WAIT_SECONDS:g} s; it shows why. The edit stays"
             )
         time.sleep(POLL_SECONDS)
     click.echo("applied; the run shows what it changes")
+    return True

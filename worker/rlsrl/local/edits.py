@@ -126,13 +126,14 @@ class AskedEdit:
     """The roles whose processes are replaced."""
 
 
-def ask(path: Path, record: RunRecord, overrides: Sequence[str]) -> AskedEdit:
-    """Write an edit of the run in the folder ``path``: earlier edits that are not applied yet, and ``overrides``.
+def ask(path: Path, record: RunRecord, overrides_of: Callable[[RLExperiment], Sequence[str]]) -> AskedEdit:
+    """Write an edit of the run in the folder ``path``: earlier edits that are not applied yet, and new ones.
 
     Args:
         path: the run folder, absolute.
         record: the run's record.
-        overrides: ``field=value``, see ``rlsrl.api.load.apply_overrides``.
+        overrides_of: returns ``field=value`` for the experiment with the earlier edits, see
+            ``rlsrl.api.load.apply_overrides``.
 
     Raises:
         SpecError: the edited experiment is invalid; lists every problem.
@@ -141,7 +142,7 @@ def ask(path: Path, record: RunRecord, overrides: Sequence[str]) -> AskedEdit:
     with _locked(path):
         recorded = recorded_experiment(path)
         base = _read(path, EDIT) or recorded
-        edited = load_text(dump(base), source=str(path / RESOLVED_EXPERIMENT), overrides=overrides)
+        edited = load_text(dump(base), source=str(path / RESOLVED_EXPERIMENT), overrides=overrides_of(base))
         found = changes(recorded, edited)
         _require_editable(found)
         before, after = (resolve_locally(each, path, record) for each in (recorded, edited))
@@ -236,6 +237,8 @@ def _is_renamed(recorded: RLExperiment, asked: RLExperiment) -> bool:
 def _ends(experiment: RLExperiment, terminal: Mapping[str, Any]) -> bool:
     """Return whether the experiment still ends with the result that the run has."""
     stop, result = experiment.spec.stop, terminal["result"]
+    if stop.now:
+        return True
     limits = {
         "return_mean": stop.return_mean,
         "env_steps": stop.env_steps,

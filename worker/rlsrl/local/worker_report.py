@@ -94,13 +94,15 @@ def _num_failures(document: Mapping[str, Any] | None, name: str) -> float:
 
 
 def hold_ups(document: Mapping[str, Any] | None) -> list[str]:
-    """Return a text about the environments' server, if it is away, and one about the stall, if the run stands still; if
-    neither, one about the longest environment call, if there is one.
+    """Return a text about paused workers, if there are any. Then one about the environments' server, if it is away, and
+    one about the stall, if the run stands still; if neither, one about the longest environment call, if there is one.
     """
+    paused = mapping(document, "paused").get("text")
+    texts = [paused[0].upper() + paused[1:]] if isinstance(paused, str) and paused else []
     waits = mapping(document, "server_waits").get("text")
     if waits:
-        return [f"ENVIRONMENT SERVER AWAY: {waits}", *_stall(document)]
-    return _stall(document) or _longest_call(document)
+        return [*texts, f"ENVIRONMENT SERVER AWAY: {waits}", *_stall(document)]
+    return [*texts, *(_stall(document) or _longest_call(document))]
 
 
 def _stall(document: Mapping[str, Any] | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Commands and states of workers as plain records, and the client of the coordinator that reads status and commands."""
+"""The states of workers, and the client that reads the coordinator's status and logs."""
 
 from __future__ import annotations
 
@@ -41,40 +41,6 @@ class WorkerState(StrEnum):
         return cls.__members__.get(_short_name(pb.WorkerState, value, "WORKER_STATE_"))
 
 
-class CommandKind(StrEnum):
-    """The kind of a command to a worker."""
-
-    START = "start"
-    PAUSE = "pause"
-    EXIT = "exit"
-
-    def to_proto(self) -> pb.Command.Kind.ValueType:
-        """Return the enum value of the message."""
-        return pb.Command.Kind.Value(f"KIND_{self.name}")
-
-    @classmethod
-    def from_proto(cls, value: pb.Command.Kind.ValueType) -> Self | None:
-        """Return the kind in a message, or None for a value that this version does not know."""
-        return cls.__members__.get(_short_name(pb.Command.Kind, value, "KIND_"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """A command to a worker."""
-
-    kind: CommandKind
-
-    def to_proto(self) -> pb.Command:
-        """Return the message."""
-        return pb.Command(kind=self.kind.to_proto())
-
-    @classmethod
-    def from_proto(cls, message: pb.Command) -> Self | None:
-        """Return the command in a message, or None for a kind that this version does not know."""
-        kind = CommandKind.from_proto(message.kind)
-        return None if kind is None else cls(kind=kind)
-
-
 @dataclass(frozen=True, kw_only=True)
 class WorkerLog:
     """What the workers at one index printed last."""
@@ -90,10 +56,10 @@ class CoordinatorUnavailable(Exception):
 
 
 class CoordinatorClient:
-    """Reads an experiment's status and logs and sends commands to its workers. Thread-safe; each call has a timeout.
+    """Reads an experiment's status and logs. Thread-safe; each call has a timeout.
 
-    A call that loses its connection is repeated, so a command may arrive twice. That is common: gRPC may notice only at
-    the next call that the server of an idle channel is gone.
+    A call that loses its connection is repeated. That is common: gRPC may notice only at the next call that the server
+    of an idle channel is gone.
     """
 
     def __init__(self, address: str, token: str, tls: Tls | None = None) -> None:
@@ -116,15 +82,6 @@ class CoordinatorClient:
         reply = self._call(self._stub.Status, pb.StatusRequest(), timeout)
         status: dict[str, Any] = json.loads(reply.json)
         return status
-
-    def send(self, role: str, command: Command, *, index: int | None = None, timeout: float) -> int:
-        """Send a command to a role's workers, or to the one with that index; return to how many it was sent.
-
-        Raises:
-            CoordinatorUnavailable: no answer within ``timeout`` seconds, or the token is wrong.
-        """
-        request = pb.CommandRequest(role=role, index=index, command=command.to_proto())
-        return self._call(self._stub.Send, request, timeout).num_workers
 
     def logs(self, role: str | None, index: int | None, *, tail: int | None, timeout: float) -> list[WorkerLog]:
         """Return the kept logs of workers, by role and index.

@@ -25,7 +25,7 @@ from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
 from rlsrl.runtime.activity import Stage
-from rlsrl.runtime.coordination import Command, WorkerState, describe
+from rlsrl.runtime.coordination import WorkerState, describe
 from rlsrl.runtime.heartbeat_queue import HeartbeatQueue, JoinMessages
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.ledger import LedgerPage
@@ -94,7 +94,6 @@ class JoinSession:
         self,
         request: JoinRequest,
         *,
-        on_command: Callable[[Command], None],
         on_settings: Callable[[], None],
         printed: PrintedText | None,
         registry: CollectorRegistry | None,
@@ -105,7 +104,6 @@ class JoinSession:
         self._metadata = token_metadata(request.token)
         self._instance = hello.instance
         self._queue = HeartbeatQueue(hello, printed=printed, registry=registry)
-        self._on_command = on_command
         self._on_settings = on_settings
         self._changed = self._queue.changed
         # Guarded by _changed:
@@ -114,6 +112,7 @@ class JoinSession:
         self._delivered = False
         self._addresses: dict[str, Mapping[int, str]] = {}
         self._settings: Mapping[str, Any] = {}
+        self._is_paused = False
         self._calls = ReconnectingCall(
             self._address, tls=request.tls, name="join-session", changed=self._changed, converse=self._converse
         )
@@ -123,7 +122,6 @@ class JoinSession:
         cls,
         request: JoinRequest,
         *,
-        on_command: Callable[[Command], None],
         timeout: float,
         on_settings: Callable[[], None] = lambda: None,
         printed: PrintedText | None = None,
@@ -133,9 +131,9 @@ class JoinSession:
 
         Args:
             request: how to reach the coordinator, and what to ask for.
-            on_command: called from the join session thread with each command; must not block or raise.
             timeout: seconds to wait at most.
-            on_settings: called from the join session thread when ``settings`` changed; must not block or raise.
+            on_settings: called from the join session thread when ``settings`` or ``is_paused`` changed; must not block
+                or raise.
             printed: what this process prints, if the coordinator keeps it.
             registry: this process's metrics, which heartbeats carry as often as the coordinator asks for them.
 
@@ -144,7 +142,7 @@ class JoinSession:
             JoinTimeout: no lease within ``timeout`` seconds.
             ValueError: the coordinator's address has neither form.
         """
-        session = cls(request, on_command=on_command, on_settings=on_settings, printed=printed, registry=registry)
+        session = cls(request, on_settings=on_settings, printed=printed, registry=registry)
         session._begin(timeout)
         return session
 
@@ -194,6 +192,12 @@ class JoinSession:
         """The newest values of the role's live settings."""
         with self._changed:
             return self._settings
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the worker is to be paused."""
+        with self._changed:
+            return self._is_paused
 
     def report(
         self,
@@ -309,15 +313,13 @@ class JoinSession:
             self._take_settings(message.settings)
         elif kind == "refused":
             raise JoinRefused(message.refused.reason)
-        elif kind == "command" and (command := Command.from_proto(message.command)) is not None:
-            self._on_command(command)
 
     def _take_settings(self, message: pb.Settings) -> None:
         settings = json.loads(message.json) if message.json else {}
         with self._changed:
-            if settings == self._settings:
+            if (settings, message.paused) == (self._settings, self._is_paused):
                 return
-            self._settings = settings
+            self._settings, self._is_paused = settings, message.paused
         self._on_settings()
 
     def _be_welcomed(self, welcome: pb.Welcome, stream: JoinMessages) -> None:

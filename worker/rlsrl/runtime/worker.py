@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from abc import ABC, abstractmethod
 from collections import deque
@@ -15,6 +16,9 @@ from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.frequency import FrequencyControl
 
 ConfigT = TypeVar("ConfigT")
+
+REST_SECONDS = 0.2
+"""Seconds between two calls of ``_rest``, unless a command wakes the worker."""
 
 Report = Callable[[Mapping[str, float]], None]
 """Takes a worker's statistics by name. It must not block: ``run`` calls it between two polls."""
@@ -32,10 +36,11 @@ class Worker(ABC, Generic[ConfigT]):
     """The worker of one role, from ``configure`` to the end of ``run``.
 
     ``start``, ``pause`` and ``exit`` may be called at any time, also before ``configure``, from any thread and from a
-    signal handler. They record the command and return; ``run`` obeys between two polls. A worker runs after ``start``,
-    waits after ``pause``, and ends after ``exit``, which cannot be undone.
+    signal handler. They record the command and return; ``run`` obeys between two polls. A worker polls after ``start``,
+    rests after ``pause``, and ends after ``exit``, which cannot be undone.
 
-    A role whose ``_poll`` waits overrides ``pause`` or ``exit`` to wake it, and calls ``super()`` first.
+    A role whose ``_poll`` waits overrides ``pause`` or ``exit`` to wake it, and calls ``super()`` first. A role that
+    must do something while it is paused, such as keep a stream alive, overrides ``_rest``.
 
     After a poll at which ``frequency`` is due (default: every 10 seconds), and at a clean end, the worker logs its
     statistics and passes them to ``report``.
@@ -109,7 +114,7 @@ class Worker(ABC, Generic[ConfigT]):
         self._commands.put(None)
 
     def pause(self) -> None:
-        """Let ``run`` wait after the current poll, until ``start`` or ``exit``."""
+        """Let ``run`` rest after the current poll, until ``start`` or ``exit``."""
         self._running = False
         self._commands.put(None)
 
@@ -118,14 +123,18 @@ class Worker(ABC, Generic[ConfigT]):
         self._exiting = True
         self._commands.put(None)
 
-    def run(self, *, on_last_poll: Callable[[], None] = lambda: None) -> None:
-        """Poll until ``exit``. Call it once. While paused it waits without a limit, until ``start`` or ``exit``.
+    def run(
+        self, *, on_last_poll: Callable[[], None] = lambda: None, on_rest: Callable[[bool], None] = lambda _: None
+    ) -> None:
+        """Poll until ``exit``. Call it once. While paused it rests without a limit, until ``start`` or ``exit``.
 
-        If the worker is configured, ``on_last_poll`` and ``_shutdown`` run once at the end, also after a failure.
-        ``on_last_poll`` must not raise.
+        ``on_rest`` gets True each time that a paused worker has come to rest, and False when it goes on. If the worker
+        is configured, ``on_last_poll`` and ``_shutdown`` run once at the end, also after a failure. ``on_last_poll``
+        and ``on_rest`` must not raise.
 
         Raises:
-            The first failure of ``_poll``, ``_stats``, ``report`` or ``_shutdown``, unchanged, after ``_shutdown`` ran.
+            The first failure of ``_poll``, ``_rest``, ``_stats``, ``report`` or ``_shutdown``, unchanged, after
+                ``_shutdown`` ran.
                 A later failure of ``_shutdown`` is logged, and added to the first failure as a note.
             RuntimeError: the worker was not configured, or has run.
         """
@@ -134,7 +143,7 @@ class Worker(ABC, Generic[ConfigT]):
                 return
             raise RuntimeError(f"{type(self).__name__} is not configured")
         try:
-            self._loop()
+            self._loop(on_rest)
         except BaseException as failure:
             on_last_poll()
             self._shutdown_after(failure)
@@ -142,11 +151,23 @@ class Worker(ABC, Generic[ConfigT]):
         on_last_poll()
         self._end()
 
-    def _loop(self) -> None:
-        while self._wait_until_running():
+    def _loop(self, on_rest: Callable[[bool], None]) -> None:
+        rested, paused_at = False, None
+        while not self._exiting:
             if self._adopted:
                 self._adopt(self._adopted.pop())
-            begin = self._clock.monotonic()
+            runs, begin = self._running, self._clock.monotonic()
+            if not runs and paused_at is None:
+                paused_at = begin
+            rests = not runs and self._rest()
+            if rests != rested:
+                rested = rests
+                on_rest(rests)
+            if not runs:
+                continue
+            if paused_at is not None:
+                self._tally.exclude(begin - paused_at)
+                paused_at = None
             result = self._poll()
             self._tally.add(result, self._clock.monotonic() - begin)
             if self._frequency.check():
@@ -154,15 +175,10 @@ class Worker(ABC, Generic[ConfigT]):
         if self._tally.num_polls:
             self._log_statistics()
 
-    def _wait_until_running(self) -> bool:
-        """Wait while paused; return True to poll, or False to end."""
-        if self._running and not self._exiting:
-            return True
-        begin = self._clock.monotonic()
-        while not (self._running or self._exiting):
-            self._commands.get()
-        self._tally.exclude(self._clock.monotonic() - begin)
-        return not self._exiting
+    def _await_command(self, seconds: float) -> None:
+        """Wait until ``start``, ``pause`` or ``exit`` is called, at most ``seconds``."""
+        with contextlib.suppress(queue.Empty):
+            self._commands.get(timeout=seconds)
 
     def _log_statistics(self) -> None:
         now = self._clock.monotonic()
@@ -191,8 +207,16 @@ class Worker(ABC, Generic[ConfigT]):
     def _poll(self) -> PollResult:
         """Do one round of work. It may wait for less than a second, or until ``exit`` wakes it."""
 
+    def _rest(self) -> bool:
+        """Do what must go on while the worker is paused; return whether it has come to rest.
+
+        ``run`` calls it again and again, in the place of ``_poll``. It may wait for less than a second.
+        """
+        self._await_command(REST_SECONDS)
+        return True
+
     def _adopt(self, config: ConfigT) -> None:
-        """Use new values of live settings."""
+        """Use new values of live settings. Also called while the worker is paused."""
 
     def _shutdown(self) -> None:
         """Close the parts that ``_configure`` built. Called once, also after a failure."""

@@ -207,6 +207,11 @@ class ConnectingProducer(Closable, PollableProducer):
             while self._state.unacknowledged:
                 self._wait(deadline, f"{len(self._state.unacknowledged)} slots were not acknowledged")
 
+    @override
+    def disconnect(self) -> None:
+        with self._exclusive():
+            self._hang_up()
+
     @property
     @override
     def unacknowledged(self) -> tuple[UnacknowledgedSlot, ...]:
@@ -219,6 +224,10 @@ class ConnectingProducer(Closable, PollableProducer):
     @abstractmethod
     def _sleep(self, seconds: float) -> None:
         """Wait for a message of the consumer or for ``_wake``, at most ``seconds``."""
+
+    def _hang_up(self) -> None:
+        """End the connection, so that the consumer learns of it."""
+        self._disconnect()
 
     def _disconnect(self) -> None:
         """Forget the connection."""

@@ -75,6 +75,12 @@ class SampleProducer(Protocol):
             StreamClosed, HandshakeRefused: as ``acquire``.
         """
 
+    def disconnect(self) -> None:
+        """Give the unused credits back, for other producers; ``acquire`` and ``flush`` connect again.
+
+        Unacknowledged slots are posted again then, and a slot in hand stays in hand: flush first, and hold none.
+        """
+
     @property
     def unacknowledged(self) -> tuple[tuple[int, int], ...]:
         """(sequence, num_transitions) of each posted slot without an acknowledgement."""

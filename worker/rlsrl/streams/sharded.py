@@ -79,6 +79,12 @@ class ShardedProducer(Closable, PollableProducer):
             for shard in self._shards:
                 shard.flush(max(0.0, deadline - self._now()))
 
+    @override
+    def disconnect(self) -> None:
+        with self._exclusive():
+            for shard in self._shards:
+                shard.disconnect()
+
     @property
     @override
     def unacknowledged(self) -> tuple[tuple[int, int], ...]:

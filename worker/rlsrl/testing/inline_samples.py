@@ -140,6 +140,10 @@ class InlineProducer(ConnectingProducer):
 
     @override
     def _dispose(self) -> None:
+        self._hang_up()
+
+    @override
+    def _hang_up(self) -> None:
         if self._connection is not None:
             self._connection.consumer.deliver(self._connection, None)
         self._disconnect()

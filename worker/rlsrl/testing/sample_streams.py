@@ -233,6 +233,29 @@ class SampleStreamConformance(_WithBench):
         assert [*consumer.outstanding] == [1, 3, 4]
         assert consumer.producers == (ProducerId(1, 0),)
 
+    def test_credits_of_a_disconnected_producer_go_to_others_until_it_connects_again(self, bench: StreamBench) -> None:
+        consumer, leaver, stayer = bench.consumer(slots_per_producer=2), bench.producer(0), bench.producer(1)
+        bench.connect(consumer, leaver, stayer)
+        consumer.grant(2 * NUM_LANES, V1)
+        leaver.post(fill(bench.acquire(consumer, leaver), 3))
+        bench.flush(consumer, leaver)
+        (slot,) = bench.take(consumer, 1)
+        consumer.release(slot)
+        consumer.grant(NUM_LANES, V2)  # for the producer that has waited longest
+        leaver.disconnect()
+        bench.until(consumer, lambda: consumer.producers == (ProducerId(1, 0),))
+        for value in range(2):
+            stayer.post(fill(bench.acquire(consumer, stayer), value))
+        bench.flush(consumer, stayer)
+        assert [value_of(slot) for slot in bench.take(consumer, 2)] == [0, 1]
+        bench.connect(consumer, leaver)
+        consumer.grant(NUM_LANES, V3)
+        leaver.post(fill(bench.acquire(consumer, leaver), 4))
+        bench.flush(consumer, leaver)
+        (slot,) = bench.take(consumer, 1)
+        assert (slot.producer, slot.sequence, value_of(slot)) == (ProducerId(0, 0), 1, 4)
+        assert bench.balance().in_buffer == 4 * TRANSITIONS
+
     def test_slots_posted_before_close_arrive(self, bench: StreamBench) -> None:
         consumer, producer = bench.consumer(granted=2), bench.producer()
         slots = [bench.acquire(consumer, producer) for _ in range(2)]

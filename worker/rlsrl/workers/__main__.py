@@ -38,7 +38,7 @@ from rlsrl.rpc.tls import Tls, tls_from_environment
 from rlsrl.runtime.addresses import followed_roles, own_address
 from rlsrl.runtime.call_board import CallBoard
 from rlsrl.runtime.clock import SystemClock
-from rlsrl.runtime.coordination import Command, CommandKind, WorkerState
+from rlsrl.runtime.coordination import WorkerState
 from rlsrl.runtime.errors import (
     ConfigurationError,
     EnvironmentFailed,
@@ -57,6 +57,7 @@ from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent, leave, raise
 from rlsrl.runtime.worker import Worker
 from rlsrl.workers.call_watch import watched_calls
 from rlsrl.workers.context import WorkerContext
+from rlsrl.workers.status import PAUSED_SINCE
 
 JOIN_SECONDS = 120.0
 """Seconds that a worker waits for a coordinator. Then it exits and is restarted."""
@@ -167,7 +168,7 @@ def _coordinate(config: CoordinatorConfig, printed: PrintedText | None) -> None:
 
 
 class _Process:
-    """A worker's process: joins the experiment, obeys the coordinator's commands, and leaves."""
+    """A worker's process: joins the experiment, uses the settings that the coordinator sends, and leaves."""
 
     def __init__(
         self, arguments: argparse.Namespace, config: RoleConfig, board: CallBoard | None, printed: PrintedText | None
@@ -177,8 +178,6 @@ class _Process:
         self._board = board
         self._printed = printed
         self._lock = threading.Lock()
-        self._early: list[Command] = []
-        """Commands that arrived before the worker was created."""
         self._worker: Worker[Any] | None = None
         self._join_session: JoinSession | None = None
         self._configured = False
@@ -204,7 +203,6 @@ class _Process:
             make_worker = _import_worker(self._arguments.role)
             join_session = self._join_session = JoinSession.join(
                 self._join_request(endpoints, token, tls),
-                on_command=self._on_command,
                 on_settings=self._on_settings,
                 timeout=JOIN_SECONDS,
                 printed=self._printed,
@@ -258,40 +256,37 @@ class _Process:
 
     def _work(self, context: WorkerContext, make_worker: MakeWorker) -> None:
         worker = make_worker(context)
-        worker.start()
         with self._lock:
             self._worker = worker
-            for command in self._early:
-                self._obey(worker, command)
+            self._start_or_pause(worker, context.join_session)
         context.log.info("configuring", incarnation=context.incarnation, attempt=context.attempt, pid=os.getpid())
         worker.configure(self._config)
         # Until here SIGTERM ends the process at once: there is nothing to store, and a handler would wait for whatever
         # the worker waits for, such as the other ranks.
         signal.signal(signal.SIGTERM, lambda *_: worker.exit())
         with self._lock:
-            # A command may have paused the worker meanwhile.
-            context.join_session.report(state=WorkerState.RUNNING if worker.is_running else WorkerState.PAUSED)
+            if worker.is_running:
+                context.join_session.report(state=WorkerState.RUNNING)
             self._configured = True
         self._on_settings()
         context.log.info("configured")
-        worker.run(on_last_poll=lambda: context.join_session.report(state=WorkerState.EXITING))
+        worker.run(
+            on_last_poll=lambda: context.join_session.report(state=WorkerState.EXITING),
+            on_rest=lambda rests: _report_rest(context, rests=rests),
+        )
 
     def _ready_page(self) -> tuple[str, bytes]:
         if not self._configured:
             raise TimeoutError("the worker is not configured yet")
         return healthy()
 
-    def _on_command(self, command: Command) -> None:
-        with self._lock:
-            if self._worker is None:
-                self._early.append(command)
-            else:
-                self._obey(self._worker, command)
-
     def _on_settings(self) -> None:
-        """Pass new live settings to the worker, once it is configured."""
+        """Start or pause the worker, and pass new live settings to it once it is configured."""
         with self._lock:
-            if not self._configured or self._worker is None or self._join_session is None:
+            if self._worker is None or self._join_session is None:
+                return
+            self._start_or_pause(self._worker, self._join_session)
+            if not self._configured:
                 return
             if (config := self._with_live_settings(self._join_session)) != self._config:
                 self._config = config
@@ -305,12 +300,18 @@ class _Process:
             structlog.stdlib.get_logger(self._arguments.role).warning("settings_not_taken", error=str(error))
             return self._config
 
-    def _obey(self, worker: Worker[Any], command: Command) -> None:
-        handles = {CommandKind.START: worker.start, CommandKind.PAUSE: worker.pause, CommandKind.EXIT: worker.exit}
-        handles[command.kind]()
-        states = {CommandKind.START: WorkerState.RUNNING, CommandKind.PAUSE: WorkerState.PAUSED}
-        if self._join_session is not None:
-            self._join_session.report(state=states.get(command.kind, WorkerState.EXITING))
+    @staticmethod
+    def _start_or_pause(worker: Worker[Any], join_session: JoinSession) -> None:
+        if join_session.is_paused == worker.is_running:
+            (worker.pause if join_session.is_paused else worker.start)()
+
+
+def _report_rest(context: WorkerContext, *, rests: bool) -> None:
+    if rests:
+        context.join_session.report(state=WorkerState.PAUSED, stats={PAUSED_SINCE: context.clock.time()})
+    else:
+        context.join_session.report(state=WorkerState.RUNNING)
+    context.log.info("paused" if rests else "resumed")
 
 
 def _import_worker(role: str) -> MakeWorker:

@@ -6,12 +6,16 @@ evaluates the policy itself, or asks policy workers: then it steps one group whi
 One poll begins slots on groups with room, then advances the group that can go on. Its one thread waits for a credit
 while all groups are idle, for weights as new as the credit asks for, and for the first answer of a policy worker.
 Within a step it may wait for an environment's server, until it is asked to exit.
+
+A paused actor fills the slots that it has begun. Then it disconnects from the consumers, so that other actors get its
+credits.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 
 from typing_extensions import override
 
@@ -47,6 +51,8 @@ class ActorWorker(Worker[ActorConfig]):
         """A slot that waits for weights as new as its credit asks for."""
         self._version = INITIAL
         self._env_steps = 0
+        self._is_disconnected = False
+        """Whether the actor is paused and has no credits."""
 
     @override
     def _configure(self, config: ActorConfig) -> None:
@@ -62,13 +68,32 @@ class ActorWorker(Worker[ActorConfig]):
         parts = self._parts
         assert parts is not None, "without parts it is exiting"
         self._context.join_session.check()
+        self._is_disconnected = False
         try:
+            self._begin_slots(parts)
             return self._advance(parts)
         except WaitAbandoned:
             return NOTHING  # it exits: no poll follows
 
+    @override
+    def _rest(self) -> bool:
+        parts = self._parts
+        assert parts is not None, "without parts it is exiting"
+        self._context.join_session.check()
+        if not all(group.is_idle for group in parts.groups):
+            with suppress(WaitAbandoned):  # it exits
+                self._advance(parts)
+            return False
+        if not self._is_disconnected:
+            try:
+                parts.producer.flush(WAKE_SECONDS)
+            except StreamTimeout:
+                return False
+            parts.producer.disconnect()
+            self._is_disconnected = True
+        return super()._rest()
+
     def _advance(self, parts: ActorParts) -> PollResult:
-        self._begin_slots(parts)
         group = self._next_group(parts)
         if group is None:
             return NOTHING

@@ -49,6 +49,16 @@ class BufferWorker(Worker[BufferConfig]):
         return PollResult(num_samples=forwarded.num_transitions, num_batches=forwarded.num_slots)
 
     @override
+    def _rest(self) -> bool:
+        """Receive slots, which keeps both streams alive, and keep them. Credits bound their number."""
+        parts = self._parts
+        assert parts is not None, "configured before it rests"
+        self._context.join_session.check()
+        parts.forwarder.check()
+        parts.forwarder.receive(WAKE_SECONDS)
+        return True
+
+    @override
     def _shutdown(self) -> None:
         if self._parts is not None:
             with self._parts.resources:

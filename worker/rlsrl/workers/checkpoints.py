@@ -85,7 +85,7 @@ class CheckpointWriter:
         versions: ParameterVersions,
         log: structlog.stdlib.BoundLogger,
         clock: Clock,
-        on_stored: Callable[[Version], None],
+        on_stored: Callable[[Checkpoint], None],
         on_failed: Callable[[Unstored], None],
         wait_for_exit: Callable[[float], bool],
     ) -> None:
@@ -97,7 +97,7 @@ class CheckpointWriter:
             versions: which of them are kept, and how long the last one is tried.
             log: gets each failure.
             clock: limits the attempts to store the last checkpoint.
-            on_stored: gets each version that has become durable.
+            on_stored: gets each checkpoint that has become durable.
             on_failed: called after each failed attempt.
             wait_for_exit: waits for the given seconds; returns True at once if the process is asked to exit.
         """
@@ -203,7 +203,7 @@ class CheckpointWriter:
         self._retry(steps, due, 0.0 if record is None else self._versions.retry_last_seconds)
         if self.num_unstored:  # the record failed at first
             self.num_unstored = 0
-            self._on_stored(version)
+            self._on_stored(checkpoint)
 
     def check(self) -> None:
         """Raise the writer's failure. A version that may not be stored ends the trainer."""
@@ -252,7 +252,7 @@ class CheckpointWriter:
         )
         self._number += 1
         self.num_unstored = 0
-        self._on_stored(version)
+        self._on_stored(checkpoint)
         self._last_permanent = due.num_permanent
         if num_replaced:
             self._log.warning("permanent_versions_replaced", number=num_replaced, by=permanent_tag(version))

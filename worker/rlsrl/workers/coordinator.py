@@ -165,6 +165,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             curve=curve,
             logs=logs,
             settings=settings.by_role,
+            pauses=config.pauses,
             metrics=self._metrics,
             clock=self._clock,
             log=self._log,
@@ -295,7 +296,7 @@ class CoordinatorServer:
             TimeoutError: the event loop did not answer within ``timeout`` seconds.
         """
         loop, _ = self._serving.result(timeout)
-        adopting = self.service.adopt(settings, config.num_workers)
+        adopting = self.service.adopt(settings, config.num_workers, config.pauses)
         asyncio.run_coroutine_threadsafe(adopting, loop).result(timeout)
 
     def check(self) -> None:

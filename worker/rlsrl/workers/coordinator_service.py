@@ -1,4 +1,4 @@
-"""The coordinator's gRPC service: admits workers, takes their heartbeats and sends them commands, settings and peers.
+"""The coordinator's gRPC service: admits workers, takes their heartbeats and sends them settings and peers.
 
 Everything runs in one event loop. Each Join stream has two tasks: the handler reads, and ``WorkerStream`` sends, so
 that a worker that does not read delays no other. The decisions are in ``leases`` and ``status``.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from rlsrl.api.role_names import TRAINER
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorServicer
 from rlsrl.runtime.clock import Clock
-from rlsrl.runtime.coordination import Command
 from rlsrl.runtime.identity import is_dead
 from rlsrl.runtime.ledger import PageRecord
 from rlsrl.runtime.metrics import Metrics
@@ -70,10 +69,12 @@ WRITE_COPIES_SECONDS = 5.0
 
 RoleSettings = Mapping[str, Mapping[str, Any]]
 """Values of live settings, by role (see ``rlsrl.api.live``)."""
+Pauses = Callable[[str, int], bool]
+"""Says whether the worker of a role with an index is paused."""
 
 
 class CoordinatorService(CoordinatorServicer):
-    """Serves Join, Status, Send and ReportCalls. ``run_sweeps`` must run beside it, in the same event loop."""
+    """Serves Join, Status and ReportCalls. ``run_sweeps`` must run beside it, in the same event loop."""
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class CoordinatorService(CoordinatorServicer):
         curve: LearningCurve,
         logs: KeptLogs,
         settings: RoleSettings,
+        pauses: Pauses,
         metrics: Metrics,
         clock: Clock,
         log: structlog.stdlib.BoundLogger,
@@ -93,6 +95,7 @@ class CoordinatorService(CoordinatorServicer):
         self._curve = curve
         self._logs = logs
         self._settings = settings
+        self._pauses = pauses
         self._metrics = metrics
         self._clock = clock
         self._log = log
@@ -113,19 +116,24 @@ class CoordinatorService(CoordinatorServicer):
         self.metrics_rows: deque[WorkerMetricsRow] = deque(maxlen=MAX_METRICS_ROWS)
         """Rows for further trackers. Another thread takes them out."""
 
-    async def adopt(self, settings: RoleSettings, capacity: Mapping[str, int]) -> None:
+    async def adopt(self, settings: RoleSettings, capacity: Mapping[str, int], pauses: Pauses) -> None:
         """Send new values of live settings to the present workers, and to later ones when they join.
 
-        ``capacity`` is the new number of workers of each role.
+        Args:
+            settings: the new values.
+            capacity: the new number of workers of each role.
+            pauses: says which workers are paused from now on.
         """
         changed = {role for role in {*settings, *self._settings} if settings.get(role) != self._settings.get(role)}
-        self._settings = settings
+        before = {stream: self._is_paused(stream.claim) for stream in self._streams.values()}
+        self._settings, self._pauses = settings, pauses
         self._leases.resize(capacity)
         self._wake_waiting_workers()
-        for stream in self._streams.values():
-            if stream.claim.role in changed:
+        for stream, was_paused in before.items():
+            if stream.claim.role in changed or self._is_paused(stream.claim) != was_paused:
                 stream.send_settings()
-        self._log.info("settings", roles=sorted(changed), capacity=dict(capacity))
+        paused = sorted(stream.worker for stream in before if self._is_paused(stream.claim))
+        self._log.info("settings", roles=sorted(changed), capacity=dict(capacity), paused=paused)
 
     async def status(self) -> dict[str, Any]:
         """Return the status document."""
@@ -159,7 +167,7 @@ class CoordinatorService(CoordinatorServicer):
             log=self._log,
         )
         try:
-            settings = self._settings_message(lease.role).settings
+            settings = self._settings_message(stream.claim).settings
             page = self._state.copies.get(lease.role, lease.index)
             await self._serve(stream, _welcome(lease, page, settings, self._experiment))
         finally:
@@ -173,24 +181,6 @@ class CoordinatorService(CoordinatorServicer):
     ) -> pb.StatusReply:
         """Return the status document as JSON."""
         return pb.StatusReply(json=json.dumps(await self.status()))
-
-    @override
-    async def Send(
-        self, request: pb.CommandRequest, context: aio.ServicerContext[pb.CommandRequest, pb.CommandReply]
-    ) -> pb.CommandReply:
-        """Queue a command for one worker, or all workers, of a role; return for how many it was queued."""
-        command = Command.from_proto(request.command)
-        if command is None:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request has no known kind of command")
-        message = pb.CoordinatorMessage(command=request.command)
-        queued = [
-            stream.try_send(message)
-            for stream in self._streams.values()
-            if stream.claim.role == request.role
-            and (not request.HasField("index") or stream.claim.index == request.index)
-        ]
-        self._log.info("command", kind=command.kind, to_role=request.role, num_workers=sum(queued))
-        return pb.CommandReply(num_workers=sum(queued))
 
     @override
     async def ReportCalls(
@@ -395,8 +385,12 @@ class CoordinatorService(CoordinatorServicer):
     def _peers_message(self, role: str) -> pb.CoordinatorMessage:
         return pb.CoordinatorMessage(peers=pb.Peers(role=role, addresses=self._members.addresses(role)))
 
-    def _settings_message(self, role: str) -> pb.CoordinatorMessage:
-        return pb.CoordinatorMessage(settings=pb.Settings(json=json.dumps(self._settings.get(role, {}))))
+    def _settings_message(self, claim: Claim) -> pb.CoordinatorMessage:
+        settings = json.dumps(self._settings.get(claim.role, {}))
+        return pb.CoordinatorMessage(settings=pb.Settings(json=settings, paused=self._is_paused(claim)))
+
+    def _is_paused(self, claim: Claim) -> bool:
+        return self._pauses(claim.role, _index_of(claim))
 
 
 async def _keep_log(logs: KeptLogs, stream: WorkerStream, parts: list[pb.LogPart]) -> None:

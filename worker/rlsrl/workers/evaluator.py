@@ -139,6 +139,11 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         except WaitAbandoned:
             return NOTHING  # it exits: no poll follows
 
+    @override
+    def _rest(self) -> bool:
+        self._context.join_session.check()
+        return super()._rest()
+
     def _begin_next(self, parts: EvaluatorParts) -> None:
         """Begin to play the version that is due. Without one, wait briefly, or exit if the run has ended."""
         versions = self._tried(lambda: parts.db.versions(parts.policy_name))

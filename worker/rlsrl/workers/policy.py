@@ -22,6 +22,8 @@ from rlsrl.workers.inference import InferenceTally
 
 WAKE_SECONDS = 0.2
 """How long the main thread waits at most between two checks of its threads and for exit."""
+RESUME = "resume"
+"""The reason to wait of a paused policy worker while requests wait for weights."""
 EVALUATION_DEADLINE_SECONDS = 60.0
 """How long the present evaluation may still take when the worker exits."""
 SWITCH_SECONDS = 0.0005
@@ -76,6 +78,19 @@ class PolicyWorker(Worker[PolicyWorkerConfig]):
                 return parts.parameters.wait(wanted, timeout=WAKE_SECONDS)
             except SourceTimeout:
                 return None
+
+    @override
+    def _rest(self) -> bool:
+        """Look for no newer weights. Requests that the present ones satisfy are answered; others wait."""
+        parts = self._parts
+        assert parts is not None, "without parts it is exiting"
+        self._context.join_session.check()
+        parts.inference.check()
+        self._inference_tally.add(parts.predictor.take_tally())
+        if parts.latest.wanted(0) is None:
+            return super()._rest()
+        with self._context.waiting(RESUME):
+            return super()._rest()
 
     @override
     def _shutdown(self) -> None:

@@ -26,6 +26,8 @@ class StopConditions:
     train_steps: int | None
     wall_seconds: float | None
     """Seconds of training, over all attempts."""
+    now: bool = False
+    """Whether training ends at once."""
 
 
 class Progress:
@@ -40,6 +42,8 @@ class Progress:
         self.minibatches_skipped = 0
         self.non_finite_returns = 0
         """Episodes whose return was NaN or infinite. They are in no mean."""
+        self.store_request: str | None = None
+        """The last request to store a version that was taken."""
         self._returns: deque[float] = deque(maxlen=episodes)
         self._lengths: deque[int] = deque(maxlen=episodes)
         self._info: dict[str, deque[float]] = {}
@@ -97,16 +101,17 @@ class Progress:
             "envSteps": stop.env_steps is not None and self.env_steps >= stop.env_steps,
             "trainSteps": stop.train_steps is not None and self.train_steps >= stop.train_steps,
             "wallSeconds": stop.wall_seconds is not None and self.train_seconds >= stop.wall_seconds,
+            "now": stop.now,
         }
         return next((name for name, holds in conditions.items() if holds), None)
 
     def steps_left(self, stop: StopConditions, *, batch_transitions: int) -> int | None:
-        """Return how many training steps are needed at least until ``envSteps`` or ``trainSteps`` ends the run.
+        """Return how many training steps are needed at least until ``envSteps``, ``trainSteps`` or ``now`` ends it.
 
-        None: neither is set. ``batch_transitions``: most transitions of a batch, over all ranks. The other conditions
-        may end the run earlier. Batches with fewer transitions make it longer.
+        None: none of them is set. ``batch_transitions``: most transitions of a batch, over all ranks. The other
+        conditions may end the run earlier. Batches with fewer transitions make it longer.
         """
-        left = []
+        left = [0] if stop.now else []
         if stop.train_steps is not None:
             left.append(stop.train_steps - self.train_steps)
         if stop.env_steps is not None:
@@ -123,6 +128,7 @@ class Progress:
             "minibatches": self.minibatches,
             "minibatches_skipped": self.minibatches_skipped,
             "non_finite_returns": self.non_finite_returns,
+            "store_request": self.store_request,
             "returns": list(self._returns),
             "lengths": list(self._lengths),
             "info": {key: list(values) for key, values in self._info.items()},
@@ -138,6 +144,7 @@ class Progress:
         self.minibatches = int(state.get("minibatches", 0))
         self.minibatches_skipped = int(state.get("minibatches_skipped", 0))
         self.non_finite_returns = int(state.get("non_finite_returns", 0))
+        self.store_request = state.get("store_request")
         self._returns.clear()
         self._returns.extend(state["returns"])
         self._lengths.clear()

@@ -9,7 +9,7 @@ from rlsrl.runtime.activity import COMPILER
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.runtime.ledger import PageRecord
 from rlsrl.workers.long_calls import WorkerCall
-from rlsrl.workers.status import ExperimentInfo, Member, MemberReport, Stall, is_stale
+from rlsrl.workers.status import ExperimentInfo, Member, MemberReport, Stall, is_stale, paused_roles
 
 STALL_SECONDS = 60.0
 """Time without a step after which a run stands still if no actor and no trainer works."""
@@ -75,8 +75,8 @@ def judge(
 ) -> Stall | None:
     """Return the stall of the run, or None.
 
-    While a worker is paused, after the end and before a trainer has joined, the run need not take steps: then the clock
-    starts anew. Evaluators hold up no run.
+    After the end, before a trainer has joined, and while all actors or a worker of another role are paused, the run
+    need not take steps: then the clock starts anew. Evaluators hold up no run.
 
     Args:
         members: the newest worker of each index, present or gone.
@@ -87,8 +87,7 @@ def judge(
         capacity: how many workers the experiment asks for, by role. Workers beyond are gone for good.
     """
     workers = [each for each in members if each.role != EVALUATOR and each.index < capacity.get(each.role, 0)]
-    is_paused = any(each.present and each.report.state is WorkerState.PAUSED for each in workers)
-    if experiment.done or is_paused or not any(each.role == TRAINER for each in workers):
+    if experiment.done or _is_paused(workers) or not any(each.role == TRAINER for each in workers):
         clock.rest(now)
         return None
     calls = [each for each in calls if each.role != EVALUATOR]
@@ -107,8 +106,16 @@ def judge(
     return Stall(seconds=seconds, reasons=tuple(reasons[:MAX_REASONS]))
 
 
+def _is_paused(workers: Sequence[Member]) -> bool:
+    """Return whether paused workers may keep the run from taking steps. A paused actor hands its credits to others."""
+    present = [each for each in workers if each.present]
+    others_paused = any(each.report.state is WorkerState.PAUSED for each in present if each.role != ACTOR)
+    return others_paused or ACTOR in paused_roles(present)
+
+
 def _works(member: Member) -> bool:
-    return member.role in (ACTOR, TRAINER) and member.waits_for in ("", COMPILER)
+    is_paused = member.report.state is WorkerState.PAUSED
+    return not is_paused and member.role in (ACTOR, TRAINER) and member.waits_for in ("", COMPILER)
 
 
 def _silences(silent: Sequence[Member], now: float) -> Iterator[str]:

@@ -17,15 +17,13 @@ from rlsrl.workers.ledger_copies import LedgerCopies
 from rlsrl.workers.long_calls import WorkerCall
 
 RunPhase = Literal["starting", "training", "paused", "recovering", "finished"]
-"""starting: before the first training step; paused: by a command; recovering: no trainer holds its lease; finished: the
-work is complete."""
+"""starting: before the first training step; paused: all workers of a role without which no step is taken are paused;
+recovering: no trainer holds its lease; finished: the work is complete."""
 
 STALE_HEARTBEATS = 3
 """A worker counts as stale after this many heartbeat intervals of silence. Its lease expires later."""
 TOTALS = ("env_steps", "train_steps", "return_mean", "length_mean", "policy_lag", "unstored_versions")
 """Statistics of trainer rank 0 that the document shows for the whole experiment, beside those of ``info``."""
-TEXTS = ("unstored_reason", "late_version", "rollback")
-"""Texts of trainer rank 0 that the document shows for the whole experiment."""
 ERRORS = "environment_errors"
 """Errors of the environments of an actor since it started."""
 NON_FINITE = "non_finite_steps"
@@ -41,6 +39,14 @@ FAILED_EVALUATIONS = "failed_evaluations"
 FAILURES = {ERRORS: ACTOR, NON_FINITE: ACTOR, UNREACHABLE: ACTOR, FAILED_EVALUATIONS: EVALUATOR}
 """Failures that end no worker, with the role that reports them: their number is a statistic with this name, and a text
 with the same name describes the last one. The document has both for the whole experiment."""
+PAUSED_SINCE = "paused_since"
+"""Statistic of a worker whose state is paused: since when, in Unix seconds."""
+MAX_PAUSED = 5
+"""Most paused workers that the text names."""
+STORED_ON_REQUEST = "stored_on_request"
+"""Text of trainer rank 0: the newest stored ``parameters.storeRequest`` and its version, parted by a space."""
+TEXTS = ("unstored_reason", "late_version", "rollback", STORED_ON_REQUEST)
+"""Texts of trainer rank 0 that the document shows for the whole experiment."""
 NO_MORE_SAMPLES = "needs_no_more_samples"
 """Statistic of trainer rank 0: 1 while all lanes that training can still use are granted, else 0."""
 
@@ -148,6 +154,7 @@ def build_status(
         "environment_calls": [_call(each) for each in long_calls],
         SERVER_WAITS: _server_waits(present),
         **{name: _failures(everyone, role, name) for name, role in FAILURES.items()},
+        "paused": _paused(present),
         "stall": None if stall is None else {"seconds": round(stall.seconds, 1), "reasons": list(stall.reasons)},
         "endpoints": dict(experiment.endpoints),
     }
@@ -179,17 +186,25 @@ def is_stale(member: Member, now: float, heartbeat_seconds: float) -> bool:
     return now - member.heard_at > STALE_HEARTBEATS * heartbeat_seconds
 
 
-def derive_phase(members: Iterable[Member], *, done: bool) -> RunPhase:
-    """Return the phase that follows from the trainers' states."""
+def paused_roles(present: Iterable[Member]) -> set[str]:
+    """Return the roles of which all present workers are paused, and without which no step is taken."""
+    states: dict[str, set[WorkerState]] = {}
+    for member in present:
+        states.setdefault(member.role, set()).add(member.report.state)
+    return {role for role, found in states.items() if role != EVALUATOR and found == {WorkerState.PAUSED}}
+
+
+def derive_phase(members: Sequence[Member], *, done: bool) -> RunPhase:
+    """Return the phase that follows from the workers' states."""
     if done:
         return "finished"
     trainers = [member for member in members if member.role == TRAINER]
     present = [member for member in trainers if member.present]
     if trainers and not present:
         return "recovering"
-    states = {member.report.state for member in present}
-    if states == {WorkerState.PAUSED}:
+    if paused_roles(each for each in members if each.present):
         return "paused"
+    states = {member.report.state for member in present}
     has_trained = any(member.report.stats.get("train_steps", 0) > 0 for member in present)
     return "training" if has_trained and WorkerState.CONFIGURING not in states else "starting"
 
@@ -241,6 +256,21 @@ def _failures(members: Iterable[Member], role: str, name: str) -> dict[str, Any]
     return {"number": sum(number for number, _ in counts), "last": f"{worst.role}-{worst.index}: {last}"}
 
 
+def _paused(present: Sequence[Member]) -> dict[str, Any] | None:
+    """Return how many workers are paused, since when, which ones, and whether the run takes no steps therefore; None if
+    none is paused.
+    """
+    paused = [each for each in present if each.report.state is WorkerState.PAUSED]
+    if not paused:
+        return None
+    began = min((_finite(each.report.stats.get(PAUSED_SINCE)) or 0.0 for each in paused), default=0.0)
+    since = _utc(began)
+    named = [f"{each.role}-{each.index}" for each in paused[:MAX_PAUSED]]
+    more = f" and {len(paused) - MAX_PAUSED:,} more" if len(paused) > MAX_PAUSED else ""
+    text = f"paused since {since}: {', '.join(named)}{more}"
+    return {"number": len(paused), "since": since, "text": text, "halts": bool(paused_roles(present))}
+
+
 def _server_waits(members: Iterable[Member]) -> dict[str, Any] | None:
     """Return how many environments of present workers wait for their server, since when, and why the first one does;
     None if none waits.
@@ -254,11 +284,16 @@ def _server_waits(members: Iterable[Member]) -> dict[str, Any] | None:
         return None
     since, _, first = min(waits, key=lambda wait: wait[0])
     total = sum(number for _, number, _ in waits)
-    began = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    began = _utc(since)
     have_waited = "1 environment has waited" if total == 1 else f"{total:,} environments have waited"
     reason = first.report.texts.get(SERVER_WAITS, "its log has the error")
     text = f"{have_waited} since {began}: {reason} ({first.role}-{first.index})"
     return {"number": total, "since": began, "text": text}
+
+
+def _utc(seconds: float) -> str:
+    """Return a time in Unix seconds as text."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _worker(member: Member, experiment: ExperimentInfo, now: float) -> dict[str, Any]:
@@ -270,6 +305,7 @@ def _worker(member: Member, experiment: ExperimentInfo, now: float) -> dict[str,
         "pid": member.pid,
         "host": member.host,
         "state": member.report.state,
+        "paused_since": _paused_since(member),
         "waiting_for": member.report.waiting_for,
         "activity": {activity: round(share, 3) for activity, share in sorted(member.report.activity.items())},
         "stats": {name: _finite(value) for name, value in sorted(member.report.stats.items())},
@@ -279,6 +315,11 @@ def _worker(member: Member, experiment: ExperimentInfo, now: float) -> dict[str,
         "records_dropped": member.report.records_dropped,
         "endpoints": dict(member.endpoints),
     }
+
+
+def _paused_since(member: Member) -> str | None:
+    since = _finite(member.report.stats.get(PAUSED_SINCE))
+    return None if since is None or member.report.state is not WorkerState.PAUSED else _utc(since)
 
 
 def _text(version: Version | None) -> str | None:

@@ -92,13 +92,25 @@ class TrainerWorker(Worker[TrainerConfig]):
             config, self._context, db, on_training_end=super().exit, wait_for_exit=self._wait_for_exit
         )
         self._parts.checkpoints.start()
-        self._parts.training.start()
+        self._parts.training.start(is_paused=lambda: not self.is_running)
 
     @override
     def _adopt(self, config: TrainerConfig) -> None:
         if (parts := self._parts) is not None:
             parts.checkpoints.adopt(config.versions)
             parts.training.adopt(settings_of(config))
+
+    @override
+    def start(self) -> None:
+        super().start()
+        if (parts := self._parts) is not None:
+            parts.training.wake()
+
+    @override
+    def _rest(self) -> bool:
+        """Receive samples as ever. The training thread pauses by itself, at the step at which rank 0 does."""
+        self._poll()
+        return self._parts is not None and self._parts.training.is_paused
 
     @override
     def _poll(self) -> PollResult:

@@ -77,6 +77,8 @@ class TrainingSettings:
     learning_rate: Scheduled
     coefficients: Mapping[str, Scheduled]
     """Coefficients of the loss, by name."""
+    store_request: str | None = None
+    """A version is stored when this changes to another text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +139,8 @@ class TrainingThread:
     """Repeats until stopped: take a batch, make a step, publish the version, grant credits for the next batch.
 
     ``start`` starts the thread, ``stop`` ends it at the next step boundary on all ranks, ``check`` raises its failure.
-    It waits for batches, until the buffer's ``put`` or ``close`` wakes it, and for the other ranks, until all have
-    arrived or one has died.
+    While rank 0 is paused, no rank takes a step. The thread waits for batches, until the buffer's ``put`` or ``close``
+    wakes it, and for the other ranks, until all have arrived or one has died.
     """
 
     def __init__(
@@ -165,6 +167,10 @@ class TrainingThread:
         self._context = context
         self._gang = gang
         self._stopping = threading.Event()
+        self._asks_for_pause: Callable[[], bool] = lambda: False
+        self._is_paused = False
+        self._attention = threading.Event()
+        """Wakes the paused thread."""
         self._failure: BaseException | None = None
         self._stop_reason: str | None = None
         self._run_failure: str | None = None
@@ -200,17 +206,32 @@ class TrainingThread:
         """Whether the thread has made a training step."""
         return self._version > self._first_version
 
-    def start(self) -> None:
-        """Start the thread: publish the first version, grant the first credits and train."""
+    def start(self, *, is_paused: Callable[[], bool] = lambda: False) -> None:
+        """Start the thread: publish the first version, grant the first credits and train.
+
+        The thread asks ``is_paused`` at each step boundary. While rank 0's answer is True, no rank takes a step.
+        """
+        self._asks_for_pause = is_paused
         self._thread.start()
 
     def stop(self) -> None:
         """End training at the next step boundary. Return at once: ``join`` waits."""
         self._stopping.set()
+        self._attention.set()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether all ranks have agreed to pause, and take no steps."""
+        return self._is_paused
+
+    def wake(self) -> None:
+        """Have a paused thread ask at once whether it still is to be paused."""
+        self._attention.set()
 
     def adopt(self, settings: Mapping[str, Any]) -> None:
         """Use these live settings, JSON values, from a step boundary on. Only rank 0's count, for all ranks."""
         self._new_settings.append(settings)
+        self._attention.set()
 
     def join(self, timeout: float) -> None:
         """Wait for the thread's end.
@@ -254,6 +275,7 @@ class TrainingThread:
                 "minibatches": self._progress.minibatches,
                 "minibatches_skipped": self._progress.minibatches_skipped,
                 "non_finite_returns": self._progress.non_finite_returns,
+                "store_request": self._progress.store_request,
                 **self._outputs.metadata,
             },
             is_permanent=is_permanent,
@@ -265,6 +287,7 @@ class TrainingThread:
             self._step_ended_at = self._context.clock.monotonic()
             # If the process was killed between its last checkpoint and its terminal record, training is complete.
             self._look_ahead()
+            self._take_store_request()
             self._train_until_stopped()
             self._report()
         except BaseException as failure:  # noqa: BLE001 - check() raises it in the thread that can act on it
@@ -277,8 +300,12 @@ class TrainingThread:
         """Train until all ranks leave after the same step. At each boundary they agree what comes next."""
         batch: LaneBatch | None = None
         while True:
-            self._grant_credits()
-            batch = batch or self._next_batch()
+            if self._is_paused:
+                self._attention.wait(WAKE_SECONDS)
+                self._attention.clear()
+            else:
+                self._grant_credits()
+                batch = batch or self._next_batch()
             if batch is not None and self._compiler.blocks_training:
                 self._compiler.wait(WAKE_SECONDS)
             answers = self._agree(
@@ -289,6 +316,7 @@ class TrainingThread:
                     "stop": self._stopping.is_set(),
                     "checkpoint": self._due_checkpoint,
                     "settings": self._new_settings.pop() if self._new_settings else None,
+                    "pause": self._asks_for_pause(),
                 }
             )
             if (settings := answers[0]["settings"]) is not None:
@@ -298,6 +326,9 @@ class TrainingThread:
                 self._store(self.checkpoint(is_permanent=is_permanent))
             if any(answer["stop"] for answer in answers):
                 break
+            self._pause(answers[0]["pause"])
+            if self._is_paused:
+                continue
             self._compiler.follow([answer["compiling"] for answer in answers], self._gang, self._version)
             if batch is not None and all(answer["ready"] for answer in answers):
                 if any(answer["transitions"] for answer in answers):
@@ -315,12 +346,28 @@ class TrainingThread:
         with self._context.waiting(OTHER_RANKS):
             return self._gang.agree(mine)
 
+    def _pause(self, pause: bool) -> None:
+        """Pause or go on, on all ranks between the same two steps."""
+        if pause == self._is_paused:
+            return
+        self._is_paused = pause
+        self._step_ended_at = self._context.clock.monotonic()  # a pause is no training time
+        self._context.log.info("training_paused" if pause else "training_resumed", step=self._version.step)
+
     def _apply_settings(self, settings: TrainingSettings) -> None:
         """Use new settings, on all ranks between the same two steps."""
         self._settings = settings
         self._learner.adopt(settings.learning_rate, settings.coefficients)
         self._context.log.info("tuned", step=self._version.step)
+        self._take_store_request()
         self._look_ahead()
+
+    def _take_store_request(self) -> None:
+        """Have a version stored at the next boundary if one is requested that no stored version has fulfilled."""
+        request = self._settings.store_request
+        if request is not None and request != self._progress.store_request:
+            self._progress.store_request = request
+            self._due_checkpoint = bool(self._due_checkpoint)
 
     def _store(self, checkpoint: Checkpoint) -> None:
         if self._gang.rank == 0:

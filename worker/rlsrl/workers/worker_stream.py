@@ -17,7 +17,7 @@ from rlsrl.workers.leases import Claim
 from rlsrl.workers.worker_messages import JoinContext
 
 MAX_QUEUED = 256
-"""Messages queued for one worker. A worker that reads so slowly gets no more commands."""
+"""Messages queued for one worker. A worker that reads so slowly delays its own answers."""
 _SETTINGS, _ROWS_ACK = "settings", "rows_ack"
 """Keys among the pending messages. No role has these names."""
 
@@ -32,7 +32,7 @@ class WorkerStream:
         follows: tuple[str, ...],
         *,
         peers: Callable[[str], pb.CoordinatorMessage],
-        settings: Callable[[str], pb.CoordinatorMessage],
+        settings: Callable[[Claim], pb.CoordinatorMessage],
         log: structlog.stdlib.BoundLogger,
     ) -> None:
         """Start the sending task.
@@ -42,7 +42,7 @@ class WorkerStream:
             claim: the worker's claim, with index and incarnation.
             follows: the roles whose addresses the worker gets.
             peers: returns the message with the present addresses of a role.
-            settings: returns the message with the present live settings of a role.
+            settings: returns the message with the present live settings of the worker with a claim.
             log: for events.
         """
         self.context = context
@@ -65,15 +65,6 @@ class WorkerStream:
         """Queue a message. Waits while the queue is full, for as long as the stream lives."""
         await self._queue.put(message)
 
-    def try_send(self, message: pb.CoordinatorMessage) -> bool:
-        """Queue a message unless the queue is full; return whether it was queued."""
-        try:
-            self._queue.put_nowait(message)
-        except asyncio.QueueFull:
-            self._log.warning("command_not_passed", worker=self.worker)
-            return False
-        return True
-
     def send_peers(self, *roles: str) -> None:
         """Send the addresses of these roles as they are when the queue is empty."""
         self._pending.update({role: functools.partial(self._peers, role) for role in roles})
@@ -81,7 +72,7 @@ class WorkerStream:
 
     def send_settings(self) -> None:
         """Send the worker's live settings as they are when the queue is empty."""
-        self._pending[_SETTINGS] = functools.partial(self._settings, self.claim.role)
+        self._pending[_SETTINGS] = functools.partial(self._settings, self.claim)
         self._wake()
 
     def acknowledge_rows(self, sequence: int) -> None:

@@ -12,7 +12,7 @@ from rlsrl.api.spec.experiment import API_VERSION, KIND, ExperimentSpec, RLExper
 from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import FilesystemStore, ObjectStore, ParameterStore, ParameterVersions
 from rlsrl.api.spec.policy import Cnn, CustomNetwork, Mlp, Network, PolicySpec
-from rlsrl.api.spec.run import Restarts, Security, Stop, Tracking, Wandb
+from rlsrl.api.spec.run import PausedWorkers, Restarts, Security, Stop, Tracking, Wandb
 from rlsrl.api.spec.workers import (
     Actors,
     BufferWorkers,
@@ -55,6 +55,7 @@ __all__ = [
     "Pacing",
     "ParameterStore",
     "ParameterVersions",
+    "PausedWorkers",
     "PolicySpec",
     "PolicyWorkers",
     "PpoSpec",

@@ -20,7 +20,7 @@ from rlsrl.api.spec.environment import PLACE_ARGUMENT, EnvironmentSpec
 from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import ParameterVersions
 from rlsrl.api.spec.policy import PolicySpec
-from rlsrl.api.spec.run import Restarts, Security, Stop, Tracking
+from rlsrl.api.spec.run import PausedWorkers, Restarts, Security, Stop, Tracking
 from rlsrl.api.spec.workers import Actors, BufferWorkers, Evaluators, Pacing, PolicyWorkers, Trainers
 
 API_VERSION = "rlsrl.dev/v1alpha1"
@@ -441,6 +441,10 @@ class ExperimentSpec(Model):
     pod, gRPC between others. ``grpc``: gRPC everywhere. Requests to policy workers always travel over gRPC."""
     stop: Annotated[Stop, LIVE]
     """When training ends."""
+    paused: Annotated[tuple[PausedWorkers, ...], Field(strict=False, max_length=16), LIVE] = ()
+    """Workers that are paused: they keep their processes and their state, and do no work. Actors first fill the
+    rollouts that they have begun, and trainers end the present step. `rlsrl control RUN pause` and `kubectl rlsrl
+    control NAME pause` add entries, and ``resume`` removes them."""
     restarts: Annotated[Restarts, LIVE] = Restarts()
     """How many failures a run survives."""
     suspend: Annotated[bool, LIVE] = False

@@ -1,4 +1,7 @@
-"""How a run ends, restarts, is tracked and is protected: ``spec.stop``, ``restarts``, ``tracking``, ``security``."""
+"""How a run ends, pauses, restarts, is tracked and is protected.
+
+``spec.stop``, ``paused``, ``restarts``, ``tracking`` and ``security``.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from rlsrl.api.model import GANG, INTEGRAL, Model
+from rlsrl.api.role_names import TRAINER
+from rlsrl.api.rules import CrossFieldRule, Fault
 from rlsrl.api.spec.scalars import Count, ObjectName, PositiveSeconds
 
 
@@ -24,7 +29,48 @@ class Stop(Model):
     train_steps: Count | None = None
     """Batches trained on."""
     wall_seconds: PositiveSeconds | None = None
-    """Seconds of training, earlier attempts of the same run included."""
+    """Seconds of training, earlier attempts of the same run included and pauses of the trainers excluded."""
+    now: bool = False
+    """Whether training ends at the next step, as at a limit. `rlsrl control RUN stop` and `kubectl rlsrl control NAME
+    stop` set it. With ``false`` again, `rlsrl run` continues the run."""
+
+
+MAX_INDICES = 1024
+"""Largest number of indices of one entry of ``paused``."""
+
+
+def _trainers_have_no_indices(paused: PausedWorkers) -> Fault | None:
+    if paused.role != TRAINER or paused.indices is None:
+        return None
+    return Fault("trainers train together, so all of them pause or none", "an entry without indices")
+
+
+class PausedWorkers(Model):
+    """Workers that are paused."""
+
+    rules: ClassVar[tuple[CrossFieldRule, ...]] = (
+        CrossFieldRule(
+            at="indices",
+            check=_trainers_have_no_indices,
+            cel="self.role != 'trainer' || !has(self.indices)",
+            message="trainers pause together, without indices",
+        ),
+    )
+
+    role: Literal["actor", "buffer", "evaluator", "policy", "trainer"]
+    """The role of the workers."""
+    indices: (
+        Annotated[
+            tuple[Annotated[int, Field(ge=0, le=999_999), INTEGRAL], ...],
+            Field(strict=False, min_length=1, max_length=MAX_INDICES),
+        ]
+        | None
+    ) = None
+    """The indices of the workers. By default all workers of the role. An index without a worker has no effect."""
+
+    def covers(self, role: str, index: int) -> bool:
+        """Return whether the worker of that role with that index is one of these."""
+        return role == self.role and (self.indices is None or index in self.indices)
 
 
 class Restarts(Model):

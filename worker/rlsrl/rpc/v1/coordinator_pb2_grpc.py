@@ -44,11 +44,6 @@ class CoordinatorStub:
                 request_serializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
                 response_deserializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.StatusReply.FromString,
                 _registered_method=True)
-        self.Send = channel.unary_unary(
-                '/rlsrl.rpc.v1.Coordinator/Send',
-                request_serializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CommandRequest.SerializeToString,
-                response_deserializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CommandReply.FromString,
-                _registered_method=True)
         self.ReportCalls = channel.unary_unary(
                 '/rlsrl.rpc.v1.Coordinator/ReportCalls',
                 request_serializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CallReport.SerializeToString,
@@ -61,7 +56,7 @@ class CoordinatorServicer:
 
     def Join(self, request_iterator, context):
         """One worker's life in the experiment. The worker first sends Hello, and the coordinator answers Welcome or Refused.
-        Then the worker sends heartbeats and receives commands and acknowledgements. After Goodbye it half-closes the
+        Then the worker sends heartbeats and receives settings and acknowledgements. After Goodbye it half-closes the
         stream and reads to the end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -70,13 +65,6 @@ class CoordinatorServicer:
 
     def Status(self, request, context):
         """The experiment's current status.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Send(self, request, context):
-        """Sends a command to the workers that are connected now. The controller and the command line call this.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,11 +90,6 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.StatusRequest.FromString,
                     response_serializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.StatusReply.SerializeToString,
-            ),
-            'Send': grpc.unary_unary_rpc_method_handler(
-                    servicer.Send,
-                    request_deserializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CommandRequest.FromString,
-                    response_serializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CommandReply.SerializeToString,
             ),
             'ReportCalls': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportCalls,
@@ -168,33 +151,6 @@ class Coordinator:
             '/rlsrl.rpc.v1.Coordinator/Status',
             rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
             rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.StatusReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Send(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rlsrl.rpc.v1.Coordinator/Send',
-            rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CommandRequest.SerializeToString,
-            rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.CommandReply.FromString,
             options,
             channel_credentials,
             insecure,

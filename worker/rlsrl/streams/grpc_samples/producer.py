@@ -144,6 +144,10 @@ class GrpcSampleProducer(ConnectingProducer):
 
     @override
     def _dispose(self) -> None:
+        self._hang_up()
+
+    @override
+    def _hang_up(self) -> None:
         # The consumer takes the credits back when the call ends.
         connection = self._connection
         self._disconnect()

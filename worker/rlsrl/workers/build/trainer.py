@@ -43,8 +43,10 @@ from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
+from rlsrl.workers.status import STORED_ON_REQUEST
 from rlsrl.workers.training import (
     Cadence,
+    Checkpoint,
     Experience,
     Learning,
     Outputs,
@@ -201,11 +203,14 @@ def _publish_nothing(parameters: Parameters) -> None:
 def _checkpoint_writer(
     config: TrainerConfig, context: WorkerContext, db: ParameterDB, wait_for_exit: Callable[[float], bool]
 ) -> CheckpointWriter:
-    def show_durable(version: Version) -> None:
+    def show_durable(checkpoint: Checkpoint) -> None:
+        version = checkpoint.parameters.version
         context.metrics.durable_version_step.set(version.step)
         context.metrics.durable_version_timestamp_seconds.set(context.clock.time())
         context.report_stats({UNSTORED: 0})
         context.report_text(UNSTORED_REASON, "")
+        if (request := checkpoint.metadata.get("store_request")) is not None:
+            context.report_text(STORED_ON_REQUEST, f"{request} {version}")
 
     checkpoints_failed = context.metrics.checkpoints_failed  # exposed from the start: an alert compares it with 0
 
@@ -328,6 +333,7 @@ def _settings(config: TrainerConfig) -> TrainingSettings:
             env_steps=stop.env_steps,
             train_steps=stop.train_steps,
             wall_seconds=stop.wall_seconds,
+            now=stop.now,
         ),
         cadence=Cadence(
             report=FrequencyControl(seconds=REPORT_SECONDS),
@@ -336,6 +342,7 @@ def _settings(config: TrainerConfig) -> TrainingSettings:
         ),
         learning_rate=learning_rate_of(config),
         coefficients=coefficients_of(config),
+        store_request=versions.store_request,
     )
 
 

@@ -1,7 +1,8 @@
-"""Commands of the coordinator to a real worker in different states."""
+"""A real worker that is paused, or asked to exit, while it is built."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from rlsrl.api.live import settings_of
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import local_placement
+from rlsrl.api.placement import SETTINGS, local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import RoleConfig
-from rlsrl.runtime.coordination import Command, CommandKind, CoordinatorClient
+from rlsrl.runtime.coordination import CoordinatorClient
+from rlsrl.runtime.durable import write_durably
 from rlsrl.runtime.process import worker_environment
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
@@ -26,7 +29,7 @@ TOKEN = "the-token"
 EXPERIMENT = """
 apiVersion: rlsrl.dev/v1alpha1
 kind: RLExperiment
-metadata: {name: commands}
+metadata: {name: construction}
 spec:
   environment: {factory: "slow_to_make:SlowToMakeEnv"}
   actors: {environments: 2}
@@ -69,6 +72,15 @@ class Workers:
         self._stack.callback(process.kill)
         return process
 
+    def pause(self, *roles: str) -> None:
+        """Pause these roles and no other, and wait until the coordinator has told the workers."""
+        paused = [{"role": role} for role in roles]
+        settings = settings_of(self.told.coordinator) | {"paused": paused}
+        write_durably(self.folder / SETTINGS, json.dumps({"coordinator": settings}).encode())
+        log = self.folder / "logs" / "coordinator-0.jsonl"
+        workers = json.dumps([f"{role}-0" for role in roles])
+        until(lambda: f'"paused": {workers}' in log.read_text().splitlines()[-1], "the coordinator has read it")
+
     def state(self, role: str) -> str | None:
         """Return the coordinator's entry of the role's one worker; None before it has joined."""
         workers = self._known(role)
@@ -100,19 +112,19 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
         yield Workers(tmp_path, stack)
 
 
-def test_a_worker_paused_during_its_construction_waits_for_the_start_command(workers: Workers) -> None:
+def test_a_worker_paused_during_its_construction_does_no_work_until_it_is_resumed(workers: Workers) -> None:
     workers.start("coordinator", workers.told.coordinator)
     buffer = workers.start("buffer", workers.told.configs["buffer"])
     until(lambda: workers.state("buffer") == "configuring", "a buffer worker that makes its environment")
-    assert workers.client.send("buffer", Command(kind=CommandKind.PAUSE), timeout=DEADLINE_SECONDS) == 1
-    until(lambda: workers.state("buffer") == "paused", "it has heard")
+    workers.pause("buffer")
     os.close(os.open(workers.folder / "go-on", os.O_WRONLY))  # waits until the environment is being made
     log = workers.folder / "logs" / "buffer-0.jsonl"
     until(lambda: '"configured"' in log.read_text(), "a buffer worker that is built")
+    until(lambda: workers.state("buffer") == "paused", "it rests")
     for _ in range(2):  # the first may have been on its way before
         workers.await_heartbeat("buffer")
     assert workers.state("buffer") == "paused"
-    workers.client.send("buffer", Command(kind=CommandKind.START), timeout=DEADLINE_SECONDS)
+    workers.pause()
     until(lambda: workers.state("buffer") == "running", "it goes on")
     buffer.send_signal(signal.SIGTERM)
     assert buffer.wait(DEADLINE_SECONDS) == 0
