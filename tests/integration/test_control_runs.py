@@ -115,6 +115,9 @@ def test_each_role_pauses_and_goes_on_and_the_run_ends_when_it_is_told_to(tmp_pa
     refused = desk.call("control", "live", "pause")
     assert refused.returncode == 2
     assert "has ended" in refused.stderr
+    again = desk.call("run", "live.yaml")
+    assert again.returncode == 0, again.stderr
+    assert facts.json("summary.json")["attempts"] == 1, "the run stays finished, as it was told to"
 
 
 def test_workers_that_die_while_they_are_paused_come_back_paused(tmp_path: Path) -> None:

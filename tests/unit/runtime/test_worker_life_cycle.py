@@ -167,8 +167,10 @@ def test_a_paused_worker_takes_new_settings() -> None:
     worker.pause()
     future = run_in_thread(worker)
     worker.adopt("new")
-    assert adopted.wait(SOON)
-    worker.exit()
+    try:
+        assert adopted.wait(SOON)
+    finally:
+        worker.exit()
     future.result(SOON)
 
 

@@ -213,6 +213,15 @@ def test_a_paused_worker_fills_its_slots_and_hands_its_credits_back(bench: Bench
         bench.poll()
     assert len(bench.consumer.outstanding) == 1, "the third credit"
 
+    bench.worker.pause()
+    for _ in range(STEPS):
+        answer(bench.asked_at_rest())
+        assert not bench.rest()
+    for slot in bench.posted():
+        bench.consumer.release(slot)
+    until(bench.rest, "the worker rests again")
+    assert bench.consumer.producers == ()
+
 
 def test_few_credits_are_shared_in_turn(bench: Bench) -> None:
     turns = []

@@ -722,6 +722,25 @@ def test_a_rank_that_waits_for_another_one_does_not_work(tmp_path: Path) -> None
     assert set(gang.activities) == {OTHER_RANKS}
 
 
+def test_a_batch_in_hand_waits_for_the_end_of_a_pause(tmp_path: Path) -> None:
+    gang = SlowerRank()
+    with closing(Bench(tmp_path, gang=gang)) as bench:
+        gang.bench = bench
+        bench.thread.start(is_paused=lambda: bench.is_paused)
+        bench.post(bench.acquire())
+        asked = len(gang.activities)
+        until(lambda: len(gang.activities) > asked + 3, "the thread has the batch, and the other rank has none")
+        paused(bench)
+        gang.has_batch.set()
+        asked = len(gang.activities)
+        until(lambda: len(gang.activities) > asked + 3, "both ranks have one")
+        assert bench.learner.steps == 0
+
+        bench.is_paused = False
+        bench.thread.wake()
+        until(lambda: bench.learner.steps == 1, "both ranks train")
+
+
 def test_a_single_rank_waits_for_no_other(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench()
     bench.train(2)

@@ -12,7 +12,14 @@ from typing import Any, get_args
 
 import click
 
-from rlsrl.api.control import CONTROLLED_ROLES, ControlAction, ControlRefused, control_changes, merge_patch, overrides_of
+from rlsrl.api.control import (
+    CONTROLLED_ROLES,
+    ControlAction,
+    ControlRefused,
+    control_changes,
+    merge_patch,
+    overrides_of,
+)
 from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.spec import API_VERSION, KIND, ExperimentSpec
 from rlsrl.cli import is_kubectl
