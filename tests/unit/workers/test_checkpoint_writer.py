@@ -100,7 +100,7 @@ class Desk:
             versions=ParameterVersions(keep_last=keep_last, retry_last_seconds=60.0),
             log=structlog.stdlib.get_logger(),
             clock=clock or ManualClock(),
-            on_stored=self.stored.append,
+            on_stored=lambda checkpoint: self.stored.append(checkpoint.parameters.version),
             on_failed=self.failed.append,
             wait_for_exit=wait_for_exit,
         )

@@ -101,7 +101,7 @@ def test_a_late_version_is_reported_when_the_text_changes(tmp_path: Path) -> Non
 
     def build(*_: Any, **__: Any) -> Any:
         return SimpleNamespace(
-            training=SimpleNamespace(start=nothing),
+            training=SimpleNamespace(start=nothing, wake=nothing),
             consumer=SimpleNamespace(receive=nothing, outstanding=()),
             buffer=SimpleNamespace(put=nothing),
             checkpoints=Checkpoints("", "1.9 is late", "1.9 is late", "", ""),
@@ -164,7 +164,7 @@ def run_trainer(
             "has_stepped": has_stepped,
             "is_last_permanent": True,
         }
-        steps = dict.fromkeys(("start", "stop", "join", "check"), nothing)
+        steps = dict.fromkeys(("start", "wake", "stop", "join", "check"), nothing)
         return SimpleNamespace(
             training=SimpleNamespace(checkpoint=checkpoint, **training, **steps),
             consumer=SimpleNamespace(receive=nothing, close=nothing, outstanding=()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
 from rlsrl.api.model import Model
-from rlsrl.api.spec import EgressPeer, EgressPort, EgressRule, LabelSelector, RLExperiment
+from rlsrl.api.spec import EgressPeer, EgressPort, EgressRule, LabelSelector, PausedWorkers, RLExperiment
 
 JsonDocument = dict[str, Any]
 """A document as a JSON value."""
@@ -65,7 +65,7 @@ def kind_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> FieldType:
 
 
 def is_list_of_models(kind: FieldType) -> bool:
-    """Return whether the value is a list of mappings with fields, of which ``environment.egress`` is the only one."""
+    """Return whether the value is a list of mappings with fields: ``environment.egress`` and ``paused`` are."""
     return (
         get_origin(kind.type) is tuple
         and isinstance(kind.items[0].type, type)
@@ -102,7 +102,7 @@ MODELS = {(): RLExperiment} | {case.path: case.kind.type for case in CASES if ca
 """The models by path."""
 
 
-ALL_MODELS = (*MODELS.values(), EgressRule, EgressPeer, EgressPort, LabelSelector)
+ALL_MODELS = (*MODELS.values(), EgressRule, EgressPeer, EgressPort, LabelSelector, PausedWorkers)
 """Every model, those in lists included."""
 
 
@@ -181,6 +181,24 @@ BROKEN_EGRESS: tuple[JsonDocument, ...] = (
     {"to": _PEER, "ports": [{"port": 80, "protocol": "tcp"}]},
 )
 """Rules that the API server and the models refuse."""
+PAUSED: tuple[JsonDocument, ...] = (
+    {"role": "trainer"},
+    {"role": "actor"},
+    {"role": "actor", "indices": [0, 3]},
+    {"role": "evaluator", "indices": [7]},
+)
+"""Valid entries of ``paused``."""
+BROKEN_PAUSED: tuple[JsonDocument, ...] = (
+    {"indices": [0]},
+    {"role": "coordinator"},
+    {"role": "trainer", "indices": [0]},
+    {"role": "actor", "indices": []},
+    {"role": "actor", "indices": [-1]},
+    {"role": "actor", "index": 0},
+)
+"""Entries that the API server and the models refuse."""
+ITEMS: Mapping[Any, tuple[JsonDocument, ...]] = {EgressRule: EGRESS, PausedWorkers: PAUSED}
+"""Valid entries of lists of models, by model."""
 
 
 def legal(case: Case) -> Any:
@@ -193,7 +211,7 @@ def legal(case: Case) -> Any:
     if kind.type is str:
         return EXAMPLES.get(case.text, "package.module:make")
     if is_list_of_models(kind):
-        return [copy.deepcopy(EGRESS[0])]
+        return [copy.deepcopy(ITEMS[kind.items[0].type][0])]
     if get_origin(kind.type) is tuple:
         return [INFO_KEYS[0] if kind.items[0].type is str else kind.items[0].bound("ge")]
     if get_origin(kind.type) is dict:
@@ -280,7 +298,7 @@ def out_of_range(kind: FieldType) -> list[Any]:
     if get_origin(kind.type) is tuple:
         item, too_many = kind.items[0], kind.bound("max_length") + 1
         if is_list_of_models(kind):
-            return [[EGRESS[0]] * too_many]
+            return [[ITEMS[item.type][0]] * too_many]
         if item.type is str:
             return [[INFO_KEYS[0]] * too_many]
         return [[], [item.bound("ge")] * too_many]
@@ -348,7 +366,7 @@ def random_legal(case: Case, rng: random.Random) -> Any:
     if get_origin(kind.type) is tuple:
         item, number = kind.items[0], rng.randint(1, kind.bound("max_length"))
         if is_list_of_models(kind):
-            return copy.deepcopy(rng.sample(EGRESS, rng.randint(1, 2)))
+            return copy.deepcopy(rng.sample(ITEMS[item.type], rng.randint(1, 2)))
         if item.type is str:
             return rng.choices(INFO_KEYS, k=number)
         return [rng.randint(item.bound("ge"), item.bound("le")) for _ in range(number)]
@@ -505,6 +523,11 @@ def _break_egress(document: JsonDocument, rng: random.Random) -> None:
         environment["egress"] = [copy.deepcopy(rng.choice([*BROKEN_EGRESS, *EGRESS]))]
 
 
+def _pause(document: JsonDocument, rng: random.Random) -> None:
+    """Pause workers that may exist or not, by a correct entry or a wrong one."""
+    document["spec"]["paused"] = [copy.deepcopy(rng.choice([*BROKEN_PAUSED, *PAUSED]))]
+
+
 def _fix_a_version(document: JsonDocument, rng: random.Random) -> None:
     """Let evaluators play one version, with a field that may exclude it, or with a tag that may be none."""
     tag = rng.choice(["best", "latest", "2.1500", "v2.1500"])
@@ -519,7 +542,7 @@ def _lower_the_lag(document: JsonDocument, rng: random.Random) -> None:
 
 _CHANGES = (
     _change_a_value, _misspell, _leave_out, _add, _give_another_member, _break_arithmetic, _leave_the_end_open,
-    _vectorize, _fix_a_version, _lower_the_lag, _break_egress, _break_arithmetic,
+    _vectorize, _fix_a_version, _lower_the_lag, _break_egress, _pause, _break_arithmetic,
 )  # fmt: skip
 """The rules that arithmetic breaks are the most, so it has two entries."""
 

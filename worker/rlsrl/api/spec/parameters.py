@@ -81,8 +81,14 @@ class ParameterVersions(Model):
     before a newer version is due, the next version that can be stored is permanent instead."""
     tag_every_steps: Count | None = None
     """Training steps between permanent versions: see tagEverySeconds."""
-    store_request: Annotated[str, Field(min_length=1, max_length=64, examples=["2026-11-26T16:45:00Z"])] | None = None
-    """Any text. Each time that it changes, the trainers store a version at the next step. `rlsrl control RUN
+    store_request: (
+        Annotated[
+            str,
+            Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9:.+_-]*$", max_length=64, examples=["2026-11-26T16:45:00Z"]),
+        ]
+        | None
+    ) = None
+    """Any word, such as a time. Each time that it changes, the trainers store a version at the next step. `rlsrl control RUN
     checkpoint` and `kubectl rlsrl control NAME checkpoint` set it to the present time."""
     retry_last_seconds: PositiveSeconds = 300.0
     """Seconds for which storing the last version of a run is repeated while it fails, for example on a full disk. Then
