@@ -88,8 +88,8 @@ class ParameterVersions(Model):
         ]
         | None
     ) = None
-    """Any word, such as a time. Each time that it changes, the trainers store a version at the next step. `rlsrl control
-    RUN checkpoint` and `kubectl rlsrl control NAME checkpoint` set it to the present time."""
+    """Any word, such as a time. Each time that it changes, the trainers store a version at the next step. `rlsrl
+    control RUN checkpoint` and `kubectl rlsrl control NAME checkpoint` set it to the present time."""
     retry_last_seconds: PositiveSeconds = 300.0
     """Seconds for which storing the last version of a run is repeated while it fails, for example on a full disk. Then
     the run fails and the training since the newest stored version is lost."""
