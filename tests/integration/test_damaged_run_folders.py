@@ -200,7 +200,9 @@ def test_the_summary_names_the_damaged_version_and_the_lost_steps(copied: Desk) 
     assert rollback["newest"] == str(newest.version)
     assert rollback["attempt"] == 2
     assert rollback["lost_steps"] == newest.version.step - int(rollback["version"].partition(".")[2]) > 0
-    assert run.output.count(f"since version {newest.version} cannot be used") == 2, "at the start and in the summary"
+    named = [line for line in run.output.splitlines() if f"since version {newest.version} cannot be used" in line]
+    # A run that takes long enough names it in its progress lines, too.
+    assert len([line for line in named if " s | " not in line]) == 2, "at the start and in the summary"
 
 
 @pytest.mark.slow

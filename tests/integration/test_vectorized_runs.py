@@ -46,6 +46,20 @@ def make():
 """
 
 
+TORCH = """
+from torch import nn
+
+class Plain(nn.Module):
+    def __init__(self, env_spec):
+        super().__init__()
+        self.actor, self.critic = nn.Linear(4, 2), nn.Linear(4, 1)
+
+    def forward(self, observation):
+        features = observation["observation"]
+        return self.actor(features), self.critic(features).squeeze(-1)
+"""
+
+
 def experiment(
     vectorization: str,
     *,
@@ -74,6 +88,7 @@ def await_training(run: LiveRun) -> None:
     [
         pytest.param("native", 1, "", id="native"),
         pytest.param("threads", 1, "", id="threads"),
+        pytest.param("threads", 1, "policyWorkers: {}", id="threads, policy worker"),
         pytest.param("native", 2, "policyWorkers: {}", id="native, policy worker", marks=pytest.mark.slow),
         pytest.param("threads", 1, "bufferWorkers: {}", id="threads, buffer worker", marks=pytest.mark.slow),
         pytest.param("threads", 1, "transport: grpc", id="threads, grpc", marks=pytest.mark.slow),
@@ -93,6 +108,18 @@ def test_a_run_counts_every_transition_once(tmp_path: Path, vectorization: str, 
     assert 0.8 * 20 * 16 * 8 < ledger["trained"] < 20 * 16 * 8
     assert summary["untrained"] == 0, "nothing is gathered beyond the last batch"
     assert desk.facts().leftovers() == []
+
+
+def test_threads_act_by_a_network_that_only_torch_evaluates(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(TORCH)
+    network = 'policy: {network: {custom: {factory: "plain:Plain"}}}'
+    desk = Desk(tmp_path, experiment("threads", lag=0, more=network))
+    with desk.begin() as run:
+        assert run.wait() == 0, run.output
+    summary = desk.facts().json("summary.json")
+    assert (summary["reason"], summary["train_steps"], summary["restarts"]) == ("trainSteps", 20, {})
+    assert summary["max_policy_lag"] == 0
+    assert summary["ledger"]["balanced"], summary["ledger"]
 
 
 def test_hanging_environments_do_not_prevent_the_end_of_a_run(tmp_path: Path) -> None:

@@ -211,16 +211,10 @@ def test_whole_numbers_are_integers_however_written(written: str, read: int) -> 
             "0, or actors.vectorization loop or threads",
         ),
         (
-            ["actors.vectorization=threads", "policyWorkers={}"],
-            "spec.actors.vectorization",
-            "threads evaluates the policy in the actor, and policyWorkers evaluate it, too",
-            "loop or native, or an experiment without policyWorkers",
-        ),
-        (
-            ["actors.vectorization=threads", "policy.network={cnn: {}}"],
-            "spec.actors.vectorization",
-            "threads evaluates the policy without PyTorch, and policy.network.cnn needs PyTorch",
-            "loop or native, or policy.network.mlp",
+            ["actors.vectorization=threads", "policyWorkers={}", "actors.ringSize=2"],
+            "spec.actors.ringSize",
+            "2 groups take turns, and with threads each environment goes its own way",
+            "1, or actors.vectorization loop or native",
         ),
         (
             ["actors.replicas=4", "bufferWorkers.replicas=3"],

@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import structlog
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from rlsrl.data.inference import InferenceLayout, RolloutRequest, RolloutResult
 from rlsrl.data.slots import Slot, rollout_layout
 from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version
@@ -33,12 +35,17 @@ from rlsrl.policies.exported import (
     GaussianHead,
     Head,
 )
-from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes
+from rlsrl.policies.lane_requests import LaneRequests, RequestingLanes
+from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes, NumpyPolicy
 from rlsrl.runtime.errors import EnvironmentFailed
+from rlsrl.streams.inference import InferenceFailed
 from rlsrl.testing.environments import Episode, MaskedEnv, ScriptedEnv, at_any_rank
+from rlsrl.testing.inline_inference import InlineInferenceChannel, InlineInferenceClient, InlineInferenceServer
 from rlsrl.testing.waiting import until
 from rlsrl.workers.env_groups import EnvGroup, LockstepEnvGroup, ThreadedEnvGroup
+from rlsrl.workers.lane_evaluation import LaneEvaluation, LocalEvaluation, RemoteEvaluation
 
+LOG = structlog.stdlib.get_logger("test")
 NUM_STEPS, NUM_ENVS, NUM_SLOTS, HIDDEN = 24, 6, 5, 8
 
 Load = Callable[[Parameters], None]
@@ -145,6 +152,101 @@ def threaded(
     return group, group.load, envs
 
 
+def requesting(
+    make: Callable[[], gymnasium.Env[Any, Any]], resources: ExitStack, **options: Any
+) -> tuple[EnvGroup, Load, Any]:
+    """As ``threaded``, with evaluations for all lanes of a slot that wait at a moment, as for a network in torch."""
+    envs = EnvironmentThreads(at_any_rank(make), seeds=options.pop("seeds", range(NUM_ENVS)), **options)
+    resources.callback(envs.close)
+    policies = [CountingPolicy(exported_for(envs.spec)) for _ in range(2)]
+    requests = LaneRequests(envs.num_envs)
+    evaluation = LocalEvaluation(envs, requests, policies)
+    group = requesting_group(envs, requests, evaluation, loads=[each.load for each in policies])
+    resources.callback(group.abandon)
+    return group, group.load, envs
+
+
+def asking(
+    make: Callable[[], gymnasium.Env[Any, Any]], resources: ExitStack, **options: Any
+) -> tuple[EnvGroup, Load, Any]:
+    """As ``requesting``, by a policy worker in a thread of its own. It has the weights of the slot that begins."""
+    envs = EnvironmentThreads(at_any_rank(make), seeds=options.pop("seeds", range(NUM_ENVS)), **options)
+    resources.callback(envs.close)
+    worker = PolicyThread(envs.spec)
+    resources.callback(worker.close)
+    requests = LaneRequests(envs.num_envs)
+    evaluation = RemoteEvaluation(
+        envs, requests, worker.client, waiting=lambda _: nullcontext(), report_version=lambda _: None, log=LOG
+    )
+    group = requesting_group(envs, requests, evaluation, loads=[lambda _: None] * 2)
+    resources.callback(group.abandon)
+    return group, worker.load, envs
+
+
+def requesting_group(
+    envs: EnvironmentThreads, requests: LaneRequests, evaluation: LaneEvaluation, *, loads: Sequence[Load]
+) -> ThreadedEnvGroup:
+    rng = np.random.default_rng(7)
+    one, another = (
+        RequestingLanes(
+            envs.spec, requests, number=number, num_steps=NUM_STEPS, num_lanes=envs.num_envs, rng=rng, load=load
+        )
+        for number, load in enumerate(loads)
+    )
+    return ThreadedEnvGroup(envs, (one, another), num_steps=NUM_STEPS, evaluation=evaluation, wait_seconds=0.01)
+
+
+class CountingPolicy(NumpyPolicy):
+    """Counts the lanes of its evaluations."""
+
+    def __init__(self, exported: ExportedActor) -> None:
+        super().__init__(exported)
+        self.sizes: list[int] = []
+
+    def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
+        self.sizes.append(len(requests))
+        return super().predict(requests)
+
+
+class PolicyThread:
+    """A policy worker as a thread: answers each batch with the weights of the version that it asks for."""
+
+    def __init__(self, env_spec: EnvSpec) -> None:
+        channel, layout = InlineInferenceChannel("policy"), InferenceLayout.of(env_spec)
+        self.server = InlineInferenceServer(channel, layout=layout, on_refused=pytest.fail)
+        self.client = InlineInferenceClient(channel, layout=layout)
+        self.policy = CountingPolicy(exported_for(env_spec))
+        self.fails = 0
+        """Batches that fail from now on."""
+        self._weights: dict[Version, Parameters] = {}
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def load(self, parameters: Parameters) -> None:
+        self._weights[parameters.version] = parameters
+
+    def close(self) -> None:
+        self._ending.set()
+        self._thread.join(60)
+        self.client.close()
+        self.server.close()
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            if (batch := self.server.next_batch(1000, 0.01)) is None:
+                continue
+            if self.fails:
+                self.fails -= 1
+                batch.fail(ValueError("a policy that fails"))
+                continue
+            results = []
+            for request in batch.requests:  # lanes of two slots may ask together
+                self.policy.load(self._weights[max(request.min_version, min(self._weights))])
+                results += self.policy.predict([request])
+            batch.respond(results)
+
+
 def slot_for(env_spec: EnvSpec, num_lanes: int = NUM_ENVS) -> Slot:
     """Return a slot full of garbage."""
     layout = rollout_layout(env_spec, num_steps=NUM_STEPS, num_lanes=num_lanes)
@@ -161,7 +263,9 @@ def slots_of(kind: Any, make: Callable[[], gymnasium.Env[Any, Any]], *, whole: b
         begun = 0
         while len(filled) < NUM_SLOTS:
             if begun < NUM_SLOTS and group.has_room:
-                load(weights_for(exported_for(envs.spec), begun, whole=whole))
+                weights = weights_for(exported_for(envs.spec), begun, whole=whole)
+                load(weights)
+                slots[begun].min_version = weights.version
                 group.begin(slots[begun])
                 begun += 1
             if (slot := group.advance(touch=lambda: None, still_wanted=lambda: True)) is not None:
@@ -180,10 +284,11 @@ def slots_of(kind: Any, make: Callable[[], gymnasium.Env[Any, Any]], *, whole: b
         pytest.param(masked, {}, id="masked"),
     ],
 )
-def test_threads_fill_slots_as_lockstep_does_to_the_bit(make: Any, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", [threaded, requesting, asking])
+def test_threads_fill_slots_as_lockstep_does_to_the_bit(kind: Any, make: Any, options: dict[str, Any]) -> None:
     expected = slots_of(lockstep, make, whole=True, **options)
     for _ in range(2):  # environments take different times in each round
-        for slot, other in zip(slots_of(threaded, make, whole=True, **options), expected, strict=True):
+        for slot, other in zip(slots_of(kind, make, whole=True, **options), expected, strict=True):
             for name, array in other.arrays.items():
                 np.testing.assert_array_equal(slot.arrays[name], array, name)
     assert any(slot.arrays["terminated"].any() for slot in expected)
@@ -210,7 +315,9 @@ class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
         return super().step(action)
 
 
-@pytest.mark.parametrize(("kind", "at_once"), [(lockstep, 1), (threaded, NUM_ENVS)])
+@pytest.mark.parametrize(
+    ("kind", "at_once"), [(lockstep, 1), (threaded, NUM_ENVS), (requesting, NUM_ENVS), (asking, NUM_ENVS)]
+)
 def test_the_time_of_environments_and_inference_is_reported(kind: Any, at_once: int) -> None:
     with ExitStack() as resources:
         group, load, envs = kind(lambda: Slow(cartpole()), resources)
@@ -294,6 +401,64 @@ def test_a_hanging_environment_stops_the_liveness_touches(gates: list[Gated]) ->
         gates[1].opened.set()
         until(lambda: group.advance(touch=lambda: touches.append(1), still_wanted=lambda: True), "all are")
     assert touches
+
+
+def test_lanes_that_wait_are_evaluated_together() -> None:
+    barrier = threading.Barrier(NUM_ENVS)
+
+    class Together(gymnasium.Wrapper[Any, Any, Any, Any]):
+        """Steps that end together, so that all lanes ask at about the same time."""
+
+        def step(self, action: Any) -> Any:
+            barrier.wait(60)
+            return super().step(action)
+
+    with ExitStack() as resources:
+        group, load, envs = requesting(lambda: Together(ScriptedEnv([Episode(rewards=(1.0,) * 100)])), resources)
+        load(weights_for(exported_for(envs.spec), 0, whole=True))
+        group.begin(slot_for(envs.spec))
+        until(lambda: group.advance(touch=lambda: None, still_wanted=lambda: True) is not None, "a slot")
+        sizes = [size for policy in group._evaluation._policies for size in policy.sizes]  # type: ignore[attr-defined]
+    assert sum(sizes) == NUM_STEPS * NUM_ENVS
+    assert max(sizes) > 1
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_a_request_that_fails_is_repeated_and_not_for_ever(failures: int) -> None:
+    with ExitStack() as resources:
+        group, load, envs = asking(partial(ScriptedEnv, [Episode(rewards=(1.0,) * 100)]), resources, seeds=[0])
+        worker = load.__self__  # type: ignore[attr-defined]
+        worker.fails = failures
+        weights = weights_for(exported_for(envs.spec), 0, whole=True)
+        load(weights)
+        slot = slot_for(envs.spec, 1)
+        slot.min_version = weights.version
+        group.begin(slot)
+
+        def is_full() -> bool:
+            return group.advance(touch=lambda: None, still_wanted=lambda: True) is not None
+
+        if failures < 3:
+            until(is_full, "a slot")
+            return
+        with pytest.raises(InferenceFailed, match="a policy that fails"):
+            until(is_full, "the failure")
+
+
+@pytest.mark.parametrize("kind", [requesting, asking])
+def test_lanes_that_wait_for_an_action_end_with_the_group(kind: Any) -> None:
+    with ExitStack() as resources:
+        group, load, envs = kind(cartpole, resources)
+        load(weights_for(exported_for(envs.spec), 0, whole=True))
+        slot = slot_for(envs.spec)
+        slot.min_version = Version(1, 0)
+        group.begin(slot)
+        requests = group._evaluation._requests
+        until(lambda: len(requests._waiting) == NUM_ENVS, "every lane waits")
+        group.abandon()
+        envs.close()
+    names = {thread.name for thread in threading.enumerate()}
+    assert not {f"environment-{rank}" for rank in range(NUM_ENVS)} & names
 
 
 def test_abandoned_slots_are_left_unchanged(gates: list[Gated]) -> None:

@@ -113,10 +113,22 @@ class EnvironmentThreads:
         """Jobs of which at least one part is done."""
         return self._progress.num_done_by_first
 
+    def call_on_change(self, notify: Callable[[], None]) -> None:
+        """Have a thread call ``notify`` when the first or the last thread has finished a job, and when one fails."""
+        self._progress.on_change = notify
+
+    def check(self) -> None:
+        """Raise the failure of a thread, as ``wait`` does."""
+        self._progress.check()
+
+    def wake(self) -> None:
+        """Have ``wait`` ask ``is_due`` again. Any thread may call this."""
+        self._progress.notify()
+
     def wait(self, is_due: Callable[[], bool], timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until ``is_due`` is true, and return whether it is.
 
-        ``is_due`` reads ``num_done`` and ``num_done_by_first``: their changes wake this call.
+        ``is_due`` reads ``num_done`` and ``num_done_by_first``: their changes wake this call, and so does ``wake``.
 
         Raises:
             EnvironmentFailed: an environment failed more often than its budget allows. Any other error of a thread is
@@ -167,6 +179,12 @@ class _Progress:
         """For each unfinished job, in order: how many threads have not finished it."""
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
+        self.on_change: Callable[[], None] = lambda: None
+
+    def notify(self) -> None:
+        """Wake ``wait``, so that it asks again."""
+        with self._changed:
+            self._changed.notify()
 
     def add_job(self) -> None:
         """Count a new job."""
@@ -177,19 +195,22 @@ class _Progress:
         """Record that a thread has finished the job of that number, from 0."""
         with self._changed:
             self._pending[job - self.num_done] -= 1
-            if job == self.num_done_by_first:
+            if is_first := job == self.num_done_by_first:
                 self.num_done_by_first += 1
-                self._changed.notify()
-            if self._pending[0] == 0:
+            if is_last := self._pending[0] == 0:
                 self._pending.popleft()
                 self.num_done += 1
-                self._changed.notify()
+            if not (is_first or is_last):
+                return
+            self._changed.notify()
+        self.on_change()
 
     def failed(self, failure: BaseException) -> None:
         """Record that a thread has failed."""
         with self._changed:
             self._failure = self._failure or failure
             self._changed.notify()
+        self.on_change()
 
     def check(self) -> None:
         """Raise the failure, if there is one."""

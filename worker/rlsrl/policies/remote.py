@@ -24,6 +24,35 @@ MAX_FAILURES = 3
 failure is its own. Only a request that fails again and again may be the actor's fault."""
 
 
+class AnswerCheck:
+    """Checks the answers to one requester, which has one request under way at a time."""
+
+    def __init__(self, log: structlog.stdlib.BoundLogger) -> None:
+        self._log = log
+        self._failures = 0
+        """Failures of the present request in a row."""
+
+    def checked(self, result: RolloutResult | InferenceFailed, min_version: Version) -> RolloutResult | None:
+        """Return the result, or None if the request failed and is to be made again.
+
+        Raises:
+            InferenceFailed: the request failed too often.
+            RuntimeError: the answer comes from older weights than ``min_version``.
+        """
+        if isinstance(result, InferenceFailed):
+            self._failures += 1
+            self._log.warning("inference_failed", failures=self._failures, error=str(result))
+            if self._failures >= MAX_FAILURES:
+                raise result
+            return None
+        self._failures = 0
+        if result.version < min_version:
+            raise RuntimeError(
+                f"a policy worker answered with version {result.version}; the slot allows {min_version} or newer"
+            )
+        return result
+
+
 class RemotePolicy:
     """The requests that one actor process has under way at policy workers. One thread uses it."""
 
@@ -97,8 +126,7 @@ class RemoteActor(DistributionActor, RolloutActor):
         """The number of the group that goes on when the answer comes."""
         self._policy = policy
         self._result: RolloutResult | None = None
-        self._failures = 0
-        """Failures of the present request in a row."""
+        self._check = AnswerCheck(policy.log)
 
     @override
     def begin(self, slot: Slot) -> None:
@@ -122,15 +150,4 @@ class RemoteActor(DistributionActor, RolloutActor):
             InferenceFailed: the request failed too often.
             RuntimeError: the answer comes from older weights than the slot allows.
         """
-        if isinstance(result, InferenceFailed):
-            self._failures += 1
-            self._policy.log.warning("inference_failed", failures=self._failures, error=str(result))
-            if self._failures >= MAX_FAILURES:
-                raise result
-            return
-        self._failures = 0
-        if result.version < self._min_version:
-            raise RuntimeError(
-                f"a policy worker answered with version {result.version}; the slot allows {self._min_version} or newer"
-            )
-        self._result = result
+        self._result = self._check.checked(result, self._min_version)

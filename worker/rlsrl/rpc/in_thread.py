@@ -21,7 +21,7 @@ _of_thread = threading.local()
 
 
 class WaitingLoop:
-    """An event loop that runs only while its thread waits. Only that thread uses it."""
+    """An event loop that runs only while its thread waits. Only that thread uses it, but for ``wake``."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -78,6 +78,10 @@ class WaitingLoop:
         """End the current run after everything that is ready now. No effect if the loop does not run."""
         if self._loop.is_running():
             self._loop.stop()
+
+    def wake(self) -> None:
+        """End the present run, or the next one at its start. Any thread may call it."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
     def seconds_run(self) -> float:
         """Return the seconds of all runs: a clock that stops while no message can be received."""

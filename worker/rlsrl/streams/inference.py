@@ -50,11 +50,14 @@ class InferenceClient(Protocol):
     def wait(self, timeout: float) -> Sequence[Answer]:
         """Send the submitted requests; return the answers that have arrived since the last call, in any order.
 
-        Returns as soon as there is an answer, or after ``timeout`` seconds with none.
+        Returns as soon as there is an answer, and after ``timeout`` seconds or ``wake`` with none.
 
         Raises:
             StreamClosed, HandshakeRefused: as ``submit``.
         """
+
+    def wake(self) -> None:
+        """End the present ``wait``, or the next one, without an answer. Any thread may call this."""
 
     def close(self) -> None:
         """Drop the unanswered requests and disconnect. Idempotent."""

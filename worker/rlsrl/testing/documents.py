@@ -354,8 +354,8 @@ def _vectorizations(spec: JsonDocument) -> list[str]:
     around = {"factory", "kwargsByRank", "atari", "maxEpisodeSteps", "frameStack", "actionMask"} & set(
         spec["environment"]
     )
-    has_program = "cnn" not in spec.get("policy", {}).get("network", {}) and "policyWorkers" not in spec
-    return ["loop", *([] if around else ["native"]), *(["threads"] if has_program else [])]
+    has_groups = spec["actors"].get("ringSize", 1) > 1
+    return ["loop", *([] if around else ["native"]), *([] if has_groups else ["threads"])]
 
 
 def random_legal(case: Case, rng: random.Random) -> Any:
@@ -510,8 +510,7 @@ def _vectorize(document: JsonDocument, rng: random.Random) -> None:
             (environment, "frameStack", 2),
             (environment, "maxEpisodeSteps", 100),
             (actors, "maxDecorrelationSteps", rng.randint(0, 3)),
-            (spec, "policyWorkers", {}),
-            (spec, "policy", {"network": {"cnn": {}}}),
+            (actors, "ringSize", rng.choice([1, 2])),
         ]
     )
     mapping[name] = value

@@ -107,6 +107,7 @@ class InlineInferenceClient(InferenceClient):
         self._answers: list[Answer] = []
         self._next_number = 0
         self._failure: StreamError | None = None
+        self._woken = False
         with channel.lock:
             channel.clients.add(self)
 
@@ -125,10 +126,17 @@ class InlineInferenceClient(InferenceClient):
         with self._channel.lock:
             self.send(self._channel.server)
         with self._changed:
-            self._changed.wait_for(lambda: self._answers or self._failure, timeout)
+            self._changed.wait_for(lambda: self._answers or self._failure or self._woken, timeout)
+            self._woken = False
             self._check()
             answers, self._answers = self._answers, []
         return answers
+
+    @override
+    def wake(self) -> None:
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
 
     @override
     def close(self) -> None:

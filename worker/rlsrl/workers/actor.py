@@ -28,7 +28,7 @@ from rlsrl.policies.remote import RemotePolicy
 from rlsrl.runtime.activity import CREDIT
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.streams.protocols import StreamTimeout
-from rlsrl.workers.build.actor import ActorParts, BuildActor, build_actor
+from rlsrl.workers.build.actor import ActorParts, BuildActor, LocalPolicy, build_actor
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.env_groups import EnvGroup
 
@@ -123,7 +123,7 @@ class ActorWorker(Worker[ActorConfig]):
     def _refresh(self, parts: ActorParts, min_version: Version, *, waits: bool) -> bool:
         """Load the newest weights. Return whether they are as new as the slot asks for."""
         policy = parts.policy
-        if isinstance(policy, RemotePolicy):
+        if not isinstance(policy, LocalPolicy):
             return True
         newer = policy.source.get(newer_than=self._version)
         if newer is None and self._version < min_version and waits:

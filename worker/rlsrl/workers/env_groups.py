@@ -19,8 +19,10 @@ from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.envs.vector import VectorEnv
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import RolloutActor
+from rlsrl.policies.lane_requests import RequestingLanes
 from rlsrl.policies.numpy_policy import NumpyLanes
 from rlsrl.runtime.activity import Stage
+from rlsrl.workers.lane_evaluation import LaneEvaluation
 
 WAIT_SECONDS = 0.2
 """How long ``ThreadedEnvGroup.advance`` waits by default."""
@@ -147,9 +149,10 @@ class LockstepEnvGroup(EnvGroup):
 
 
 class ThreadedEnvGroup(EnvGroup):
-    """Steps each environment in its own thread, as fast as it goes. The thread also evaluates the policy for it.
+    """Steps each environment in its own thread, as fast as it goes.
 
-    An environment that has filled its lane of a slot goes on to the next slot, which begins when the first environment
+    The thread also evaluates the policy for it, or requests evaluations, which the group answers while it waits. An
+    environment that has filled its lane of a slot goes on to the next slot, which begins when the first environment
     gets there. So no environment waits for the slowest, unless that one is a whole slot behind. A lane's content
     depends on its environment, the weights and the noise, which ``begin`` draws. It does not depend on the order in
     which threads run.
@@ -158,19 +161,27 @@ class ThreadedEnvGroup(EnvGroup):
     def __init__(
         self,
         environments: EnvironmentThreads,
-        actors: tuple[NumpyLanes, NumpyLanes],
+        actors: tuple[NumpyLanes, NumpyLanes] | tuple[RequestingLanes, RequestingLanes],
         *,
         num_steps: int,
         returns: DiscountedReturns | None = None,
+        evaluation: LaneEvaluation | None = None,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
-        """``actors`` take turns, since one slot begins while the one before is being filled. They share a generator.
+        """Fill slots of ``num_steps`` steps.
 
-        ``wait_seconds``: how long ``advance`` waits for its threads before it returns to the worker's loop.
+        Args:
+            environments: the threads.
+            actors: take turns, since one slot begins while the one before is being filled. They share a generator.
+            num_steps: steps of a slot.
+            returns: computes discounted returns where rewards are scaled.
+            evaluation: answers the requests of lanes; None: lanes evaluate the policy themselves.
+            wait_seconds: how long ``advance`` waits for its threads before it returns to the worker's loop.
         """
         super().__init__(num_steps=num_steps, returns=returns)
         self._environments = environments
         self._actors = actors
+        self._evaluation = evaluation
         self._wait_seconds = wait_seconds
         self._parameters: Parameters | None = None
         self._filling: deque[Slot] = deque()
@@ -208,9 +219,9 @@ class ThreadedEnvGroup(EnvGroup):
         Raises:
             LayoutMismatch: the weights belong to another network.
         """
-        assert self._parameters is not None, "load() comes before begin()"
         actor = self._actors[self._num_begun % len(self._actors)]
-        actor.load(self._parameters)
+        if self._parameters is not None:  # policy workers have weights of their own
+            actor.load(self._parameters)
         actor.begin(slot)
         self._filling.append(slot)
         self._num_begun += 1
@@ -227,7 +238,7 @@ class ThreadedEnvGroup(EnvGroup):
         def is_due() -> bool:
             return self._environments.num_done > number or (self.has_room and not had_room)
 
-        self._environments.wait(is_due, self._wait_seconds)
+        (self._evaluation or self._environments).wait(is_due, self._wait_seconds)
         if (fewest := min(self._steps_taken)) > self._touched_at:
             self._touched_at = fewest
             touch()
@@ -245,6 +256,8 @@ class ThreadedEnvGroup(EnvGroup):
 
     @override
     def abandon(self) -> None:
+        if self._evaluation is not None:
+            self._evaluation.close()
         self._environments.abandon()
 
     def _fill_lane(self, arrays: Arrays, actors: Sequence[RolloutActor], lane: int, envs: VectorEnv) -> None:
@@ -255,7 +268,7 @@ class ThreadedEnvGroup(EnvGroup):
         done = now()
         for step in range(self._num_steps):
             actions = actor.act(step)
-            assert actions is not None, "lanes act locally"
+            assert actions is not None, "lanes wait for their actions"
             chosen = now()
             envs.step(lane_arrays, step, actions)
             self._acting[lane] += chosen - done

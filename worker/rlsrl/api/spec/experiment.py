@@ -162,21 +162,12 @@ def _native_steps_together(spec: ExperimentSpec) -> Fault | None:
     )
 
 
-def _threads_act_inline(spec: ExperimentSpec) -> Fault | None:
-    if spec.actors.vectorization != "threads" or spec.policy_workers is None:
+def _threads_need_no_groups(spec: ExperimentSpec) -> Fault | None:
+    if spec.actors.vectorization != "threads" or spec.actors.ring_size == 1:
         return None
     return Fault(
-        "threads evaluates the policy in the actor, and policyWorkers evaluate it, too",
-        "loop or native, or an experiment without policyWorkers",
-    )
-
-
-def _threads_need_no_torch(spec: ExperimentSpec) -> Fault | None:
-    if spec.actors.vectorization != "threads" or spec.policy.network.cnn is None:
-        return None
-    return Fault(
-        "threads evaluates the policy without PyTorch, and policy.network.cnn needs PyTorch",
-        "loop or native, or policy.network.mlp",
+        f"{spec.actors.ring_size} groups take turns, and with threads each environment goes its own way",
+        "1, or actors.vectorization loop or native",
     )
 
 
@@ -368,16 +359,10 @@ _RULES: tuple[CrossFieldRule, ...] = (
         message="must be 0 with actors.vectorization native, which steps all environments together",
     ),
     CrossFieldRule(
-        at="actors.vectorization",
-        check=_threads_act_inline,
-        cel=f"{_ACTORS}.vectorization != 'threads' || !has(self.policyWorkers)",
-        message="threads evaluates the policy in the actor: not allowed with policyWorkers",
-    ),
-    CrossFieldRule(
-        at="actors.vectorization",
-        check=_threads_need_no_torch,
-        cel=f"{_ACTORS}.vectorization != 'threads' || !has(self.policy.network.cnn)",
-        message="threads evaluates the policy without PyTorch: not allowed with policy.network.cnn",
+        at="actors.ringSize",
+        check=_threads_need_no_groups,
+        cel=f"{_ACTORS}.vectorization != 'threads' || {_GROUPS} == 1",
+        message="must be 1 with actors.vectorization threads, where each environment goes its own way",
     ),
     CrossFieldRule(
         at="trainers.replicas",

@@ -43,9 +43,8 @@ class Actors(Model):
     """How an actor steps its environments. ``loop``: one after the other. ``native``: all in one call, by the
     vectorised version that Gymnasium has registered (``vector_entry_point``), as for CartPole. It takes an ``id``
     without ``atari``, ``maxEpisodeSteps``, ``frameStack`` and ``actionMask``, and no ``maxDecorrelationSteps``.
-    ``threads``: each environment in a thread that also evaluates the policy, for environments that wait, such as
-    simulators and remote ones. It takes a network that is evaluated without PyTorch (``mlp``), and no
-    ``policyWorkers``."""
+    ``threads``: each environment in a thread, for environments that wait, such as simulators and remote ones. The
+    policy is evaluated for the environments that wait for an action at that moment. It takes a ``ringSize`` of 1."""
     ring_size: Annotated[int, Field(ge=1, le=16), INTEGRAL] = 1
     """Groups that each actor's environments are divided into. The actor steps one group while a policy worker evaluates
     the policy for another. Each group fills its own rollouts. 2 hides most of the wait. More than 1 needs

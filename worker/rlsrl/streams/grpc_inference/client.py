@@ -137,6 +137,10 @@ class GrpcInferenceClient(InferenceClient):
         while not self._keeper.done() and self._now() < until:
             self._loop.run_for(END_SECONDS)
 
+    @override
+    def wake(self) -> None:
+        self._loop.wake()
+
     @property
     def address(self) -> str | None:
         """The server that gets the requests now, or None without a connection."""

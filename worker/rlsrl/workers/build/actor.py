@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol, get_args
@@ -22,9 +22,9 @@ from rlsrl.envs.vector import VectorEnv
 from rlsrl.parameters.protocols import Parameters, ParameterSource
 from rlsrl.policies.acting import LocalActor, PolicyActor
 from rlsrl.policies.exported import ExportedActor
+from rlsrl.policies.lane_requests import LaneRequests, RequestingLanes
 from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes
 from rlsrl.policies.remote import RemoteActor, RemotePolicy
-from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import ActorLedger
 from rlsrl.streams.grpc_inference.client import GrpcInferenceClient, InferenceClientOptions
 from rlsrl.streams.protocols import SampleProducer
@@ -40,6 +40,7 @@ from rlsrl.workers.build.samples import open_producer
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.env_groups import EnvGroup, LockstepEnvGroup, ThreadedEnvGroup
 from rlsrl.workers.fleet_row import ReportedFleetRow, status_reader
+from rlsrl.workers.lane_evaluation import LaneEvaluation, LocalEvaluation, RemoteEvaluation
 from rlsrl.workers.server_waits import ServerWaitReport
 from rlsrl.workers.status import ERRORS, NON_FINITE, UNREACHABLE
 
@@ -59,7 +60,8 @@ class ActorParts:
 
     groups: tuple[EnvGroup, ...]
     producer: SampleProducer
-    policy: LocalPolicy | RemotePolicy
+    policy: LocalPolicy | RemotePolicy | None
+    """None: the one group asks policy workers by itself."""
     ledger: ActorLedger
     faults: EnvironmentFaults
     """The faults of all groups' environments."""
@@ -82,14 +84,16 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
     Without policy workers it waits for a trainer to publish the exported actor. It waits for an environment's server.
 
     Raises:
-        ConfigurationError: the environment or the user's network cannot be made, or not be used as configured.
+        ConfigurationError: the environment or the user's network cannot be made.
         EnvironmentFailed: the environment's own code raised another error when it was made.
         IndexError: all environments belong to actors of lower indices.
     """
     faults = _faults(config, context)
     reports = EpisodeReports(config.environment.episode_info, log=context.log)
     with ExitStack() as resources:
-        make = _remote_groups if config.inference_endpoints else _local_group
+        make = _local_group
+        if config.inference_endpoints:
+            make = _remote_threads if config.vectorization == "threads" else _remote_groups
         try:
             acting = make(config, context, resources, faults, reports, still_wanted)
         except WaitAbandoned:
@@ -128,7 +132,7 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
         )
 
 
-_Acting = tuple[tuple[EnvGroup, ...], LocalPolicy | RemotePolicy, EnvSpec]
+_Acting = tuple[tuple[EnvGroup, ...], LocalPolicy | RemotePolicy | None, EnvSpec]
 
 
 def _faults(config: ActorConfig, context: WorkerContext) -> EnvironmentFaults:
@@ -169,15 +173,7 @@ def _remote_groups(
         resources.callback(envs.close)
         all_envs.append(envs)
     env_spec = all_envs[0].spec
-    options = InferenceClientOptions(
-        token=context.token,
-        tls=context.tls,
-        layout=InferenceLayout.of(env_spec),
-        home=context.index,
-        find=context.directory.find,
-    )
-    client = GrpcInferenceClient(config.inference_endpoints, options)
-    resources.callback(client.close)
+    client = _inference_client(config, context, env_spec, resources)
     policy = RemotePolicy(client, waiting=context.waiting, report_version=context.report_version, log=context.log)
     num_steps = config.rollout_length
     groups: list[EnvGroup] = []
@@ -187,6 +183,42 @@ def _remote_groups(
         returns = _returns(config, envs.num_envs)
         groups.append(LockstepEnvGroup(envs, actor, num_steps=num_steps, returns=returns))
     return tuple(groups), policy, env_spec
+
+
+def _remote_threads(
+    config: ActorConfig,
+    context: WorkerContext,
+    resources: ExitStack,
+    faults: EnvironmentFaults,
+    reports: EpisodeReports,
+    still_wanted: Callable[[], bool],
+) -> _Acting | None:
+    """Return the one group of an actor whose environments each have a thread and ask policy workers."""
+    ranks = config.environment_ranks_of(context.index)
+    envs = environment_threads(config, context, ranks, faults, reports, still_wanted)
+    resources.callback(envs.close)
+    client = _inference_client(config, context, envs.spec, resources)
+    requests = LaneRequests(envs.num_envs)
+    evaluation = RemoteEvaluation(
+        envs, requests, client, waiting=context.waiting, report_version=context.report_version, log=context.log
+    )
+    group = _requesting_group(config, envs, requests, evaluation, _noise(config, context, 0))
+    return (group,), None, envs.spec
+
+
+def _inference_client(
+    config: ActorConfig, context: WorkerContext, env_spec: EnvSpec, resources: ExitStack
+) -> GrpcInferenceClient:
+    options = InferenceClientOptions(
+        token=context.token,
+        tls=context.tls,
+        layout=InferenceLayout.of(env_spec),
+        home=context.index,
+        find=context.directory.find,
+    )
+    client = GrpcInferenceClient(config.inference_endpoints, options)
+    resources.callback(client.close)
+    return client
 
 
 def _local_group(
@@ -231,15 +263,36 @@ def _local_actor(
 def _threaded_group(
     config: ActorConfig, envs: EnvironmentThreads, exported: ExportedActor | None, rng: np.random.Generator
 ) -> ThreadedEnvGroup:
-    if exported is None:
-        raise ConfigurationError(
-            "actors.vectorization: threads needs a policy.network with an exported form "
-            "(networks.ExportableNetwork), and this network has none; use loop or native"
-        )
     num_steps, num_lanes = config.rollout_length, envs.num_envs
+    if exported is None:
+        requests = LaneRequests(num_lanes)
+        policies = [torch_policy(config.network, envs.spec, seed=config.seed) for _ in range(2)]
+        evaluation = LocalEvaluation(envs, requests, policies)
+        return _requesting_group(config, envs, requests, evaluation, rng, loads=[each.load for each in policies])
     first, second = (NumpyLanes(exported, num_steps=num_steps, num_lanes=num_lanes, rng=rng) for _ in range(2))
     returns = _returns(config, num_lanes)
     return ThreadedEnvGroup(envs, (first, second), num_steps=num_steps, returns=returns)
+
+
+def _requesting_group(
+    config: ActorConfig,
+    envs: EnvironmentThreads,
+    requests: LaneRequests,
+    evaluation: LaneEvaluation,
+    rng: np.random.Generator,
+    *,
+    loads: Sequence[Callable[[Parameters], None]] = (lambda _: None, lambda _: None),
+) -> ThreadedEnvGroup:
+    """Return a group whose lanes' requests ``evaluation`` answers. ``loads`` get the weights of each slot, in turn."""
+    num_steps, num_lanes = config.rollout_length, envs.num_envs
+    first, second = (
+        RequestingLanes(
+            envs.spec, requests, number=number, num_steps=num_steps, num_lanes=num_lanes, rng=rng, load=load
+        )
+        for number, load in enumerate(loads)
+    )
+    returns = _returns(config, num_lanes)
+    return ThreadedEnvGroup(envs, (first, second), num_steps=num_steps, returns=returns, evaluation=evaluation)
 
 
 def _noise(config: ActorConfig, context: WorkerContext, group: int) -> np.random.Generator:
