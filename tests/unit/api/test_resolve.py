@@ -183,6 +183,15 @@ def test_a_buffer_worker_of_many_actors_asks_for_at_most_the_slots_of_a_stream()
     assert experiment.trainer.slots_per_producer == MAX_SLOTS == 64
 
 
+def test_evaluators_step_environments_side_by_side_that_wait() -> None:
+    def steps_side_by_side(*overrides: str) -> bool:
+        return config_of(resolved("evaluators={}", *overrides), EvaluatorConfig).side_by_side
+
+    assert not steps_side_by_side()
+    assert steps_side_by_side("actors.vectorization=threads")
+    assert steps_side_by_side("environment={http: {url: 'http://localhost:8000'}}")
+
+
 def test_without_evaluators_there_is_no_evaluator_config() -> None:
     experiment = resolved()
 

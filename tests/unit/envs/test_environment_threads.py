@@ -15,8 +15,8 @@ from gymnasium import spaces
 from rlsrl.data.slots import rollout_layout
 from rlsrl.data.specs import Arrays
 from rlsrl.envs.faults import EnvironmentFaults
-from rlsrl.envs.threads import EnvironmentThreads
-from rlsrl.envs.vector import VectorEnv
+from rlsrl.envs.threads import EnvironmentThreads, ThreadedVectorEnv
+from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.testing.environments import at_any_rank
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
@@ -228,3 +228,58 @@ def test_a_failure_is_told_before_the_environment_is_closed(made: list[Witness])
             envs.wait(lambda: envs.num_done == 1, DEADLINE_SECONDS)
         assert not closing.is_set()
         closing.set()
+
+
+def test_a_vector_in_threads_writes_what_the_loop_writes() -> None:
+    rng = np.random.default_rng(1)
+    actions = rng.integers(0, 2, (3, 40, 4))
+    written = []
+    for kind in (LoopVectorEnv, ThreadedVectorEnv):
+        envs: VectorEnv = kind(lambda _: gymnasium.make("CartPole-v1"), seeds=range(4))
+        layout = rollout_layout(envs.spec, num_steps=40, num_lanes=4)
+        slots = []
+        for slot_actions in actions:
+            arrays = layout.view(bytearray(layout.nbytes))
+            envs.begin(arrays)
+            for step, each in enumerate(slot_actions):
+                envs.step(arrays, step, each)
+            slots.append(arrays)
+        envs.close()
+        written.append(slots)
+    for loop, threaded in zip(*written, strict=True):
+        for name, array in loop.items():
+            np.testing.assert_array_equal(threaded[name], array, name)
+    assert any(arrays["terminated"].any() for arrays in written[0])
+
+
+def test_a_vector_in_threads_steps_its_environments_side_by_side() -> None:
+    barrier = threading.Barrier(3)
+
+    class Together(Witness):
+        def step(self, action: Any) -> Any:
+            barrier.wait(DEADLINE_SECONDS)  # no step ends before all have begun
+            return super().step(action)
+
+    envs = ThreadedVectorEnv(at_any_rank(Together), seeds=range(3))
+    layout = rollout_layout(envs.spec, num_steps=2, num_lanes=3)
+    arrays = layout.view(bytearray(layout.nbytes))
+    envs.begin(arrays)
+    for step in range(2):
+        envs.step(arrays, step, np.zeros(3, np.int64))
+    envs.close()
+    assert (arrays["reward"] == 1).all()
+
+
+def test_a_vector_in_threads_raises_the_error_of_an_environment() -> None:
+    class Broken(Witness):
+        def step(self, action: Any) -> Any:
+            raise ConnectionError("the simulator hung up")
+
+    faults = EnvironmentFaults(error_budget=0)
+    envs = ThreadedVectorEnv(at_any_rank(Broken), seeds=range(3), first_rank=40, faults=faults)
+    layout = rollout_layout(envs.spec, num_steps=2, num_lanes=3)
+    arrays = layout.view(bytearray(layout.nbytes))
+    envs.begin(arrays)
+    with pytest.raises(EnvironmentFailed, match="the simulator hung up"):
+        envs.step(arrays, 0, np.zeros(3, np.int64))
+    envs.close()

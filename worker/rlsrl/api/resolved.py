@@ -397,6 +397,8 @@ class EvaluatorConfig(RoleConfig):
     """The one version that is played; None: the versions of the run as training stores them."""
     greedy: bool
     """Whether the most probable action is taken instead of a sampled one."""
+    side_by_side: bool = False
+    """Whether each environment steps in a thread of its own."""
     policy_name: str
     """The policy's name in the parameter DB."""
     parameter_store: ParameterStoreConfig

@@ -211,6 +211,7 @@ def play(
         max_steps=max_steps,
         seed=seed,
         greedy=greedy,
+        side_by_side=evaluated.config.environment.http is not None,
     )
     log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr), processors=[_as_warning])  # stdout has the result
     reports = EpisodeReports(plan.environment.episode_info, log=log)

@@ -12,8 +12,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from numpy.typing import NDArray
+from typing_extensions import override
 
-from rlsrl.data.specs import EnvSpec
+from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.vector import EnvCall, LoopVectorEnv, VectorEnv, common_spec
@@ -23,6 +25,8 @@ from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError
 if TYPE_CHECKING:
     import gymnasium
 
+WAKE_SECONDS = 60.0
+"""How long one wait of ``ThreadedVectorEnv`` for its environments may take. Then it waits again."""
 CLOSE_SECONDS = 5.0
 """How long ``close`` waits for environments: half of the time in which ``rlsrl run`` expects a worker to exit."""
 
@@ -164,6 +168,60 @@ class EnvironmentThreads:
         for lane in lanes:
             if lane.close_failure is not None:
                 raise lane.close_failure
+
+
+class ThreadedVectorEnv(VectorEnv):
+    """Steps its environments side by side, each in a thread: a step takes as long as that of the slowest one.
+
+    The arrays are those that ``LoopVectorEnv`` writes.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], gymnasium.Env[Any, Any]],
+        *,
+        seeds: Sequence[int],
+        first_rank: int = 0,
+        faults: EnvironmentFaults | None = None,
+        board: CallBoard | None = None,
+        reports: EpisodeReports | None = None,
+        still_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Make one environment per seed. The arguments and errors are those of ``EnvironmentThreads``."""
+        self._num_begun = 0
+        self._threads = EnvironmentThreads(
+            make,
+            seeds=seeds,
+            first_rank=first_rank,
+            faults=faults,
+            board=board,
+            reports=reports,
+            still_wanted=still_wanted,
+        )
+        self.spec, self.num_envs = self._threads.spec, self._threads.num_envs
+
+    @override
+    def begin(self, arrays: Arrays) -> None:
+        self._do(lambda lane, envs: envs.begin(lane_of(arrays, lane)))
+
+    @override
+    def step(self, arrays: Arrays, step: int, actions: NDArray[Any]) -> None:
+        self._do(lambda lane, envs: envs.step(lane_of(arrays, lane), step, actions[lane : lane + 1]))
+
+    def _do(self, job: Job) -> None:
+        self._threads.begin(job)
+        self._num_begun += 1
+        while not self._threads.wait(lambda: self._threads.num_done == self._num_begun, WAKE_SECONDS):
+            pass
+
+    @override
+    def close(self) -> None:
+        self._threads.close()
+
+
+def lane_of(arrays: Arrays, lane: int) -> dict[str, NDArray[Any]]:
+    """Return views of one lane: the arrays of a slot that has only this lane."""
+    return {name: array[:, lane : lane + 1] for name, array in arrays.items() if array.ndim > 1}
 
 
 class _Progress:

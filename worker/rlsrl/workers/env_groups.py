@@ -7,15 +7,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays
 from rlsrl.envs.returns import DiscountedReturns
-from rlsrl.envs.threads import EnvironmentThreads
+from rlsrl.envs.threads import EnvironmentThreads, lane_of
 from rlsrl.envs.vector import VectorEnv
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import RolloutActor
@@ -262,7 +260,7 @@ class ThreadedEnvGroup(EnvGroup):
 
     def _fill_lane(self, arrays: Arrays, actors: Sequence[RolloutActor], lane: int, envs: VectorEnv) -> None:
         """Fill one lane of a slot, in that lane's thread."""
-        lane_arrays, actor, now = _lane_of(arrays, lane), actors[lane], time.monotonic
+        lane_arrays, actor, now = lane_of(arrays, lane), actors[lane], time.monotonic
         envs.begin(lane_arrays)
         actor.begin(Slot(arrays=lane_arrays))
         done = now()
@@ -276,8 +274,3 @@ class ThreadedEnvGroup(EnvGroup):
             self._stepping[lane] += done - chosen
             self._steps_taken[lane] += 1
         actor.finish()
-
-
-def _lane_of(arrays: Arrays, lane: int) -> dict[str, NDArray[Any]]:
-    """Return views of one lane: the arrays of a slot that has only this lane."""
-    return {name: array[:, lane : lane + 1] for name, array in arrays.items() if array.ndim > 1}

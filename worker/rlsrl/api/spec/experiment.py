@@ -445,6 +445,11 @@ class ExperimentSpec(Model):
     By default a finished experiment stays."""
 
     @property
+    def steps_side_by_side(self) -> bool:
+        """Whether evaluations step their environments in threads: where environments wait, they wait together."""
+        return self.actors.vectorization == "threads" or self.environment.http is not None
+
+    @property
     def batch_environments(self) -> int:
         """Environments of one batch."""
         return self.trainers.batch_environments or self.actors.num_environments

@@ -16,6 +16,7 @@ from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.factory import EnvironmentSource, make_environment
 from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.place import EnvironmentPlace
+from rlsrl.envs.threads import ThreadedVectorEnv
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import LocalActor, PolicyActor
@@ -50,6 +51,8 @@ class EvaluationPlan:
     """The evaluator's index."""
     num_evaluators: int = 1
     """Evaluators with equal plans, each with environments of its own."""
+    side_by_side: bool = False
+    """Whether each environment steps in a thread of its own."""
     checks_network: bool = False
     """Whether a version may come from another run, whose network may be another one."""
 
@@ -72,6 +75,7 @@ def evaluator_plan(config: EvaluatorConfig, index: int) -> EvaluationPlan:
         greedy=config.greedy,
         evaluator=index,
         num_evaluators=config.num_evaluators,
+        side_by_side=config.side_by_side,
         checks_network=config.parameters is not None,
     )
 
@@ -101,7 +105,8 @@ def begin_evaluation(
     """
     faults = EnvironmentFaults(max_non_finite=plan.environment.max_non_finite, on_wait=on_wait, log=log)
     seeds = evaluation_seeds(plan.seed, plan.num_environments)
-    envs = LoopVectorEnv(
+    make_envs = ThreadedVectorEnv if plan.side_by_side else LoopVectorEnv
+    envs: VectorEnv = make_envs(
         lambda rank: make_environment(_source(plan, rank, seeds)),
         seeds=seeds,
         first_rank=plan.ranks.start,
