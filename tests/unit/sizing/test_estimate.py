@@ -126,6 +126,19 @@ def test_environment_threads_wake_up_one_after_the_other() -> None:
     assert rate_of(computes, wake_seconds=5e-4) == pytest.approx(1 / 1e-4)
 
 
+def test_environment_threads_ask_policy_workers_one_by_one() -> None:
+    """8 environments that wait for 5 ms. Each sends requests of its own, and waits for answers beside the others."""
+    environment = EnvironmentSpeed(step_seconds=1e-4, wait_seconds=5e-3)
+    threads = workload(environment=environment, environment_threads=True, num_policy_workers=1)
+    groups = workload(environment=environment, num_policy_workers=1)
+
+    assert (threads.request_lanes, threads.requests_a_step) == (1, 8)
+    assert (groups.request_lanes, groups.requests_a_step) == (8, 1)
+    assert rate_of(threads) == pytest.approx(8 / 5.1e-3)
+    assert 800 < rate_of(threads, answer_seconds=1e-3) < 1000, "the policy worker's messages: 1 ms for each environment"
+    assert rate_of(threads, ask_seconds=1e-3) == pytest.approx(1 / 1.1e-3), "the actor's"
+
+
 def test_compiled_steps_have_costs_of_their_own() -> None:
     fast = {"environment": EnvironmentSpeed(step_seconds=1e-6)}
 

@@ -94,7 +94,7 @@ def _messages(spec: ExperimentSpec) -> Iterator[SpecChange]:
     note = "" if spec.trainers.batch_environments is not None else "makes batches larger, too"
     yield SpecChange(overrides=(f"actors.{field}={2 * count}",), note=note)
     yield SpecChange(overrides=(f"actors.rolloutLength={2 * actors.rollout_length}",), note="makes batches larger, too")
-    if spec.policy_workers is not None and actors.ring_size == 1:
+    if spec.policy_workers is not None and actors.ring_size == 1 and actors.vectorization != "threads":
         yield SpecChange(overrides=("actors.ringSize=2",))
     if actors.ring_size > 2:
         yield SpecChange(overrides=("actors.ringSize=2",), saves=True)
@@ -110,8 +110,9 @@ def _environments(actors: Actors) -> tuple[str, int]:
 
 def _policy_workers(spec: ExperimentSpec) -> Iterator[SpecChange]:
     if spec.policy_workers is None:
+        groups = () if spec.actors.vectorization == "threads" else ("actors.ringSize=2",)
         yield SpecChange(
-            overrides=("policyWorkers.replicas=1", "actors.ringSize=2"),
+            overrides=("policyWorkers.replicas=1", *groups),
             note="evaluates many requests at a time",
         )
         return

@@ -9,6 +9,7 @@ from typing import Literal
 from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, POLICY, TRAINER
 from rlsrl.sizing.traffic import Rates, traffic
 from rlsrl.sizing.work import Work
+from rlsrl.sizing.workload import Workload
 
 Part = Literal["actors", "policy workers", "buffer workers", "trainers", "coordinator", "machine", "network"]
 ROLES: dict[str, Part] = {
@@ -79,17 +80,29 @@ def _actor(work: Work) -> Demand:
 def _step(work: Work) -> tuple[float, float]:
     """Return the seconds that an actor computes and waits for one step of one slot."""
     workload, lanes = work.workload, work.workload.group_lanes
+    if workload.environment_threads:
+        return _step_in_threads(work)
     if workload.num_policy_workers:
         # An actor steps one group after the other; a group's next step also needs the answer to its request.
         computing, waiting = work.asking_step(lanes), work.waiting_step(lanes)
         between = computing + waiting + 2 * work.hop_seconds
         return computing, max(waiting, (between + _answer(work, between)) / workload.ring_size - computing)
-    if workload.environment_threads:
-        # The threads wait together, but wake up and compute one after the other: one of them has the interpreter.
-        one = work.acting_step(1)
-        waking = (lanes - 1) * work.costs.wake_seconds if workload.environment.wait_seconds else 0.0
-        return lanes * one, max(0.0, one + work.waiting_step(1) - lanes * one) + waking
     return work.acting_step(lanes), work.waiting_step(lanes)
+
+
+def _step_in_threads(work: Work) -> tuple[float, float]:
+    """Return what ``_step`` returns, for environments that each have a thread.
+
+    The threads wait together, but wake up and compute one after the other: one of them has the interpreter.
+    """
+    workload, lanes = work.workload, work.workload.group_lanes
+    one, waiting = work.acting_step(1), work.waiting_step(1)
+    if workload.num_policy_workers:
+        one = work.asking_step(1)
+        between = one + waiting + 2 * work.hop_seconds
+        waiting += 2 * work.hop_seconds + _answer(work, between)
+    waking = (lanes - 1) * work.costs.wake_seconds if workload.environment.wait_seconds else 0.0
+    return lanes * one, max(0.0, one + waiting - lanes * one) + waking
 
 
 def _answer(work: Work, between: float) -> float:
@@ -98,10 +111,10 @@ def _answer(work: Work, between: float) -> float:
     Requests arrive by chance, ``between`` seconds after the answer before, and are evaluated with those that they meet:
     mean value analysis of one station, with the number of the others as in Schweitzer (1979).
     """
-    workload, lanes = work.workload, work.workload.group_lanes
+    workload, lanes = work.workload, work.workload.request_lanes
     alone = work.evaluating(1, lanes)
     each = work.evaluating(2, 2 * lanes) - alone
-    others = max(0.0, workload.num_actors * workload.ring_size / workload.num_policy_workers - 1)
+    others = max(0.0, _requests_under_way(workload) - 1)
     # The root of: answer = alone + each * others * answer / (between + answer).
     excess = alone + each * others - between
     return (excess + math.sqrt(excess**2 + 4 * alone * between)) / 2
@@ -114,10 +127,14 @@ def _loading(work: Work) -> float:
 
 def _answering(work: Work) -> float:
     """Return a policy worker's seconds for a step of one slot, when all requests of its actors wait at once."""
-    workload, lanes = work.workload, work.workload.group_lanes
-    asking = workload.num_actors * workload.ring_size / workload.num_policy_workers
-    together = max(1.0, min(asking, workload.max_batch_size / lanes))
-    return work.evaluating(together, together * lanes) / together
+    workload, lanes = work.workload, work.workload.request_lanes
+    together = max(1.0, min(_requests_under_way(workload), workload.max_batch_size / lanes))
+    return workload.requests_a_step * work.evaluating(together, together * lanes) / together
+
+
+def _requests_under_way(workload: Workload) -> float:
+    """Return the requests that one policy worker has at most."""
+    return workload.num_actors * workload.ring_size * workload.requests_a_step / workload.num_policy_workers
 
 
 def _training(work: Work) -> float:

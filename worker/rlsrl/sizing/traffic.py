@@ -73,7 +73,7 @@ def _requests(workload: Workload, rates: Rates, *, serves: bool) -> Traffic:
     asked = steps * workload.group_lanes * workload.request_bytes
     answered = steps * workload.group_lanes * workload.answer_bytes
     return Traffic(
-        messages=REQUEST_MESSAGES * steps,
+        messages=REQUEST_MESSAGES * steps * workload.requests_a_step,
         bytes_in=asked if serves else answered,
         bytes_out=answered if serves else asked,
     )

@@ -139,6 +139,16 @@ class Workload:
         return self.num_lanes / (self.num_actors * self.ring_size)
 
     @property
+    def request_lanes(self) -> float:
+        """Environments of one request to a policy worker: those of a group, or one that has a thread."""
+        return 1.0 if self.environment_threads else self.group_lanes
+
+    @property
+    def requests_a_step(self) -> float:
+        """Requests to policy workers for one step of one slot."""
+        return self.group_lanes / self.request_lanes
+
+    @property
     def batch_slots(self) -> float:
         """Slots of one batch."""
         return self.batch_lanes / self.group_lanes
