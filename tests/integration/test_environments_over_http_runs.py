@@ -7,6 +7,7 @@ slot that was never posted, or by an answer that was on its way when the server 
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from rlsrl.runtime.ledger import read_pages
 from rlsrl.testing.environment_server import EnvironmentServer
-from rlsrl.testing.http_proxy import FaultyProxy
+from rlsrl.testing.http_proxy import FaultyProxy, Request
 from rlsrl.testing.live_runs import Desk, LiveRun
 
 ENVIRONMENTS, ROLLOUT = 4, 16
@@ -66,10 +67,11 @@ def test_a_run_goes_on_when_its_server_is_killed_and_comes_back(tmp_path: Path, 
             until_trained(run, 5)
             server.kill()
             run.until(lambda: "has waited for its server" in str(run.facts.status()), "the status shows the wait")
-            run.until(lambda: waits(run).get("number") == ENVIRONMENTS, "all environments wait")
-            said = waits(run)["text"]
-            assert said.startswith(f"4 environments have waited since {waits(run)['since']}: ")
-            assert f": the environment server {server.url} is away: " in said
+            # An actor without a credit, and a thread whose lanes are full, have nothing to step: they do not wait.
+            found = run.until(lambda: waits(run), "environments wait")
+            number = f"{found['number']} environments have" if found["number"] > 1 else "1 environment has"
+            assert found["text"].startswith(f"{number} waited since {found['since']}: ")
+            assert f": the environment server {server.url} is away: " in found["text"]
             run.until(lambda: "ENVIRONMENT SERVER AWAY: " in run.output, "the output says so")
             trained = train_steps(run)
             server.start()
@@ -86,8 +88,10 @@ def test_a_run_goes_on_when_its_server_is_killed_and_comes_back(tmp_path: Path, 
             for event in desk.facts().logged(f"actor-{index}", "environment_fault")
             if event["reason"] == "unreachable"
         ]
-        assert {event["rank"] for event in faults} == set(range(ENVIRONMENTS)), "each lost its episode once"
-        assert "ENVIRONMENT SERVER AWAY: 4 episodes cut" in run.output
+        ranks = [event["rank"] for event in faults]
+        assert ranks, "episodes were cut"
+        assert sorted(ranks) == sorted(set(ranks)), "each environment lost its episode once at most"
+        assert f"ENVIRONMENT SERVER AWAY: {len(ranks)} episodes cut" in run.output
         # Not posted: the last slots, of which a thread may have two. On its way: a step of each environment.
         unexplained = server.num_steps - ledger["produced"]
         assert 0 <= unexplained <= ENVIRONMENTS * (2 * ROLLOUT + 1)
@@ -95,8 +99,14 @@ def test_a_run_goes_on_when_its_server_is_killed_and_comes_back(tmp_path: Path, 
 
 def test_answers_that_are_lost_step_no_environment_twice(tmp_path: Path) -> None:
     with EnvironmentServer(tmp_path, "--id", "CartPole-v1") as server, FaultyProxy(server.url) as proxy:
-        # Every 7th answer to a step is lost, after the step was taken.
-        proxy.after = lambda request: not request.path.endswith("/step") or request.number % 7 != 0
+        steps: Counter[str] = Counter()
+
+        def passes(request: Request) -> bool:
+            """Lose every 7th answer to the steps of each session, after the step was taken: no two in a row."""
+            steps[request.path] += request.path.endswith("/step")
+            return steps[request.path] % 7 != 6
+
+        proxy.after = passes
         desk = desk_for(tmp_path, proxy.endpoint, steps=20)
         with desk.begin() as run:
             assert run.wait() == 0, run.output
@@ -106,6 +116,7 @@ def test_answers_that_are_lost_step_no_environment_twice(tmp_path: Path) -> None
         assert not desk.facts().logged("actor-0", "environment_fault")
         unexplained = server.num_steps - summary["ledger"]["produced"]
         assert 0 <= unexplained <= ENVIRONMENTS * ROLLOUT, "the last slots were not posted"
+        assert len(steps) > 1, "each session has a path of its own"
         assert num_requests > server.num_steps, "some were repeated"
         evaluate = ("eval", "runs/live", "--episodes", "2")
         played = desk.call(*evaluate)
