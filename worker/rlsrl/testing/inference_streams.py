@@ -371,6 +371,20 @@ class InferenceStreamConformance(_WithBench):
         assert isinstance(failed, InferenceFailed)
         assert own_client.wait(0.0) == []
 
+    def test_another_thread_ends_the_wait_and_no_answer_is_lost(
+        self, server: ObservableServer, own_client: InferenceClient
+    ) -> None:
+        own_client.submit(request(5))
+        until(lambda: not own_client.wait(0.0) and server.num_waiting == 1)
+        for _ in range(3):  # it may come before the wait or during the wait
+            waking = threading.Thread(target=own_client.wake)
+            waking.start()
+            assert own_client.wait(100 * DEADLINE) == []
+            waking.join()
+        answer(take(server))
+        (answered,) = wait_for(own_client, 1)
+        assert value_in(answered) == 5
+
     # Ends.
 
     def test_a_closed_client_raises_stream_closed(self, server: ObservableServer, own_client: InferenceClient) -> None:
