@@ -83,6 +83,20 @@ def test_a_policy_worker_that_is_the_bottleneck_gives_its_own_rate() -> None:
     assert rate_of(asking, evaluation_seconds=2e-3) == pytest.approx(2000.0, rel=1e-3)
 
 
+def test_a_policy_worker_that_threads_ask_is_the_bottleneck() -> None:
+    """Each of 64 environments sends a request of its own, and the policy worker takes 1 ms for a message."""
+    asking = workload(
+        environment=EnvironmentSpeed(step_seconds=1e-6),
+        num_policy_workers=1,
+        environment_threads=True,
+        actor_lanes=(8,) * 8,
+        batch_lanes=64,
+        max_batch_size=64,
+    )
+
+    assert rate_of(asking, answer_seconds=1e-3) == pytest.approx(1000.0, rel=0.1)
+
+
 @pytest.mark.parametrize("num_actors", [1, 4, 16])
 def test_environments_that_wait_give_the_latency_limit(num_actors: int) -> None:
     """No core is short: each actor steps 8 environments one after the other, 5 ms each."""

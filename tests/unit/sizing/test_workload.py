@@ -99,6 +99,16 @@ def test_weights_go_from_the_coordinator_to_all_that_act() -> None:
     assert inline["actor"].bytes_in == 2 * weight_bytes
 
 
+def test_environments_with_threads_send_a_message_each() -> None:
+    rates = Rates(slots=100.0, versions=0.0)
+    together = traffic(pods(10, num_policy_workers=2), rates)["policy"]
+    alone = traffic(pods(10, num_policy_workers=2, environment_threads=True), rates)["policy"]
+    lanes = pods(10).group_lanes
+    beats = traffic(pods(10, num_policy_workers=2), Rates(slots=0.0, versions=0.0))["policy"].messages
+    assert alone.messages - beats == pytest.approx(lanes * (together.messages - beats))
+    assert alone.bytes_in == together.bytes_in
+
+
 def test_policy_workers_get_a_request_a_step() -> None:
     fleet = pods(10, num_policy_workers=2, ring_size=2)
     found = traffic(fleet, Rates(slots=100.0, versions=0.0))

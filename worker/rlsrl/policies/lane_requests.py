@@ -49,8 +49,7 @@ class LaneRequests:
         self._answers: tuple[queue.SimpleQueue[RolloutResult | None], ...] = tuple(
             queue.SimpleQueue() for _ in range(num_lanes)
         )
-        """By lane. None ends the wait without an answer."""
-        self._closed = False
+        """By lane. None ends the present or the next wait without an answer."""
 
     def __bool__(self) -> bool:
         """Return whether a lane has asked since the last ``take``."""
@@ -62,8 +61,6 @@ class LaneRequests:
         Raises:
             LanesAbandoned: ``close`` was called.
         """
-        if self._closed:
-            raise LanesAbandoned
         self._waiting.append(asked)
         self.on_request()
         if (answer := self._answers[asked.lane].get()) is None:
@@ -79,8 +76,7 @@ class LaneRequests:
         self._answers[lane].put(result)
 
     def close(self) -> None:
-        """End all waits without an answer. Idempotent."""
-        self._closed = True
+        """End each lane's wait, or its next one, without an answer. Idempotent."""
         for answers in self._answers:
             answers.put(None)
 
