@@ -95,6 +95,8 @@ def test_a_policy_worker_that_threads_ask_is_the_bottleneck() -> None:
     )
 
     assert rate_of(asking, answer_seconds=1e-3) == pytest.approx(1000.0, rel=0.1)
+    (ceiling,) = [each for each in ceilings(asking, costs(answer_seconds=1e-3)) if each.role == "policy"]
+    assert ceiling.env_steps_a_second == pytest.approx(1000.0, rel=1e-3)
 
 
 @pytest.mark.parametrize("num_actors", [1, 4, 16])
