@@ -52,6 +52,7 @@ def test_every_call_without_the_token_is_refused(where: Namespace, cartpole: Obj
     where.apply(cartpole)
     experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
     experiment.await_phase("Running")
+    until(lambda: experiment.condition("Ready").get("status") == "True", "every pod serves its port")
     places = [(pod["metadata"]["labels"]["rlsrl.dev/role"], pod["status"]["podIP"]) for pod in experiment.pods()]
     targets = [f"{address}:{GRPC_PORTS[role]}" for role, address in places if role in GRPC_PORTS]
     pages = [f"http://{address}:8080/status" for role, address in places if role == "coordinator"]
