@@ -33,6 +33,7 @@ spec:
   actors: {replicas: 1, environments: 4, rolloutLength: 16}
   policyWorkers: {replicas: 1}
   bufferWorkers: {replicas: 1}
+  trainers: {compile: "off"} # a compiled step takes some hundred megabytes
   parameters: {everySteps: 20}
   stop: {trainSteps: 1000000}
 """
