@@ -23,7 +23,7 @@ from machine import described
 from results import FOLDER, log, write
 
 from rlsrl.testing.environment_server import EnvironmentServer
-from rlsrl.testing.live_runs import Desk, LiveRun
+from rlsrl.testing.live_runs import Desk
 
 ENVIRONMENTS, STEP_SECONDS = 32, 0.05
 LIMIT = ENVIRONMENTS / STEP_SECONDS
@@ -52,15 +52,10 @@ def share(further: str, seconds: float) -> float:
         with EnvironmentServer(folder, "--factory", "environments:make", "--kwargs", arguments) as server:
             text = EXPERIMENT.format(url=server.url, environments=ENVIRONMENTS, further=further)
             with Desk(folder, text).begin() as run:
-                run.until(lambda: _train_steps(run) >= FIRST_STEPS, "training")
+                run.until(lambda: run.facts.train_steps() >= FIRST_STEPS, "training")
                 before, began = server.num_steps, time.monotonic()
                 time.sleep(seconds)
                 return (server.num_steps - before) / (time.monotonic() - began) / LIMIT
-
-
-def _train_steps(run: LiveRun) -> float:
-    totals = (run.facts.status() or {}).get("totals") or {}
-    return float(totals.get("train_steps") or 0)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.faults import goes_on
+from rlsrl.testing.faults import goes_on, lives
 from rlsrl.testing.kubectl import COMMAND_SECONDS, ClusterExperiment, Namespace
 from rlsrl.testing.waiting import until
 
@@ -24,14 +24,6 @@ def control(experiment: ClusterExperiment, *arguments: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, timeout=2 * COMMAND_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def lives(experiment: ClusterExperiment) -> set[tuple[str, int]]:
-    """Return the pods with their restarts."""
-    return {
-        (pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"].get("containerStatuses", ())))
-        for pod in experiment.pods()
-    }
 
 
 def begin(where: Namespace, document: Object) -> ClusterExperiment:
@@ -71,7 +63,7 @@ def test_paused_pods_keep_their_lives_and_the_experiment_ends_when_it_is_told_to
     control(experiment, "resume")
     until(lambda: experiment.condition("Progressing").get("reason") == "Progressing", "steps are taken")
     goes_on(experiment)
-    changed = {uid for uid, _ in lives(experiment) ^ before}
+    changed = {uid for uid, _ in {*lives(experiment).values()} ^ {*before.values()}}
     assert len(changed) == 2, "the deleted actor and its successor"
     assert killed["uid"] in changed
     control(experiment, "stop")

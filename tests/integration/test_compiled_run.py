@@ -30,11 +30,6 @@ def logged(run: LiveRun, ranks: int, event: str) -> list[dict[str, Any]]:
     return [events[-1] for events in logs if events]
 
 
-def train_steps(run: LiveRun) -> int:
-    status = run.facts.status()
-    return 0 if status is None else status["totals"]["train_steps"] or 0
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["upfront", "background"])
@@ -48,7 +43,7 @@ def test_all_ranks_switch_to_the_compiled_step_at_once(tmp_path: Path, ranks: in
         )
         (step,) = {line["step"] for line in compiled}
         assert (step == 0) == (mode == "upfront")
-        run.until(lambda: train_steps(run) > step + 50, "training goes on")
+        run.until(lambda: run.facts.train_steps() > step + 50, "training goes on")
         run.send(signal.SIGINT)
         assert run.wait() == 128 + signal.SIGINT, run.output
     assert logged(run, ranks, "not_compiled") == []

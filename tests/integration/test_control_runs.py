@@ -48,11 +48,6 @@ def paused(facts: RunFolderFacts) -> dict[str, set[int]]:
     return {role: indices for role, indices in found.items() if indices}
 
 
-def train_steps(facts: RunFolderFacts) -> int:
-    status = facts.status()
-    return 0 if status is None else int(status["totals"]["train_steps"] or 0)
-
-
 def policy_waits_for(facts: RunFolderFacts) -> str:
     status = facts.status()
     return "" if status is None else str(status["roles"]["policy"][0]["waiting_for"])
@@ -60,7 +55,7 @@ def policy_waits_for(facts: RunFolderFacts) -> str:
 
 def begin(desk: Desk) -> LiveRun:
     run = desk.begin()
-    run.until(lambda: run.is_complete() and train_steps(desk.facts()) > 0, "training with all workers")
+    run.until(lambda: run.is_complete() and desk.facts().train_steps() > 0, "training with all workers")
     return run
 
 
@@ -83,14 +78,14 @@ def test_each_role_pauses_and_goes_on_and_the_run_ends_when_it_is_told_to(tmp_pa
             if role == "policy":  # it answers until an actor needs newer weights than it has
                 run.until(lambda: policy_waits_for(facts) == "resume", "requests that wait")
             control(desk, "resume", "--role", role)
-            before = train_steps(facts)
+            before = facts.train_steps()
             run.until(lambda: not paused(facts), "no paused worker")
-            run.until(lambda before=before: train_steps(facts) > before, f"training goes on after the {role}")
+            run.until(lambda before=before: facts.train_steps() > before, f"training goes on after the {role}")
 
         control(desk, "pause", "--role", "actor", "--index", "1")
         run.until(lambda: paused(facts) == {"actor": {1}}, "one paused actor")
-        before = train_steps(facts)
-        run.until(lambda: train_steps(facts) > before + 2, "training without it")
+        before = facts.train_steps()
+        run.until(lambda: facts.train_steps() > before + 2, "training without it")
         status = facts.status()
         assert status is not None
         assert status["phase"] == "training"
@@ -99,13 +94,13 @@ def test_each_role_pauses_and_goes_on_and_the_run_ends_when_it_is_told_to(tmp_pa
 
         control(desk, "pause")
         run.until(lambda: set(paused(facts)) >= {"actor", "buffer", "policy", "trainer"}, "all roles pause")
-        step = train_steps(facts)
+        step = facts.train_steps()
         stored = control(desk, "checkpoint").splitlines()[-1]
         assert stored.startswith("stored version "), stored
         assert stored.removeprefix("stored version ") in [str(info.version) for info in facts.versions()]
         status = facts.status()
         assert status is not None
-        assert (status["phase"], status["stall"], train_steps(facts)) == ("paused", None, step)
+        assert (status["phase"], status["stall"], facts.train_steps()) == ("paused", None, step)
         assert "Paused since" in desk.call("top", "live").stdout
 
         control(desk, "stop")
@@ -117,7 +112,7 @@ def test_each_role_pauses_and_goes_on_and_the_run_ends_when_it_is_told_to(tmp_pa
     assert "has ended" in refused.stderr
     again = desk.call("run", "live.yaml")
     assert again.returncode == 0, again.stderr
-    assert facts.json("summary.json")["attempts"] == 1, "the run stays finished, as it was told to"
+    assert facts.json("summary.json")["attempts"] == 1, "`stop.now` stays, so the run stays finished"
 
 
 def test_workers_that_die_while_they_are_paused_come_back_paused(tmp_path: Path) -> None:
@@ -138,7 +133,7 @@ def test_workers_that_die_while_they_are_paused_come_back_paused(tmp_path: Path)
             ),
             "new workers, paused",
         )
-        before = train_steps(facts)
+        before = facts.train_steps()
         (tmp_path / "gate").touch()
         control(desk, "resume")
         assert run.wait() == 0, run.output
@@ -168,10 +163,10 @@ def test_twenty_pauses_at_random_cost_neither_the_goal_nor_the_ledger(tmp_path: 
             # With all paused, an actor may wait for a policy worker in the middle of a rollout.
             awaited = {"buffer", "policy", "trainer"} if role == "all" else {role}
             run.until(lambda awaited=awaited: set(paused(facts)) >= awaited, f"a paused {role}")
-            before = train_steps(facts)
+            before = facts.train_steps()
             control(desk, "resume")
             run.until(
-                lambda before=before: not paused(facts) and train_steps(facts) > before,
+                lambda before=before: not paused(facts) and facts.train_steps() > before,
                 f"training goes on after {role}",
                 timeout=2 * DEADLINE_SECONDS,
             )

@@ -46,17 +46,12 @@ def desk_for(folder: Path, url: str, *, vectorization: str = "loop", steps: int,
     return Desk(folder, text)
 
 
-def train_steps(run: LiveRun) -> float:
-    totals = (run.facts.status() or {}).get("totals") or {}
-    return float(totals.get("train_steps") or 0)
-
-
 def waits(run: LiveRun) -> dict[str, Any]:
     return (run.facts.status() or {}).get("server_waits") or {}
 
 
 def until_trained(run: LiveRun, num_steps: int) -> None:
-    run.until(lambda: train_steps(run) >= num_steps, f"{num_steps} training steps")
+    run.until(lambda: run.facts.train_steps() >= num_steps, f"{num_steps} training steps")
 
 
 @pytest.mark.parametrize("vectorization", ["loop", "threads"])
@@ -73,9 +68,9 @@ def test_a_run_goes_on_when_its_server_is_killed_and_comes_back(tmp_path: Path, 
             assert found["text"].startswith(f"{number} waited since {found['since']}: ")
             assert f": the environment server {server.url} is away: " in found["text"]
             run.until(lambda: "ENVIRONMENT SERVER AWAY: " in run.output, "the output says so")
-            trained = train_steps(run)
+            trained = run.facts.train_steps()
             server.start()
-            until_trained(run, int(trained) + 3)
+            until_trained(run, trained + 3)
             run.until(lambda: not waits(run), "no environment waits any more")
             assert run.wait() == 0, run.output
         summary = desk.facts().json("summary.json")

@@ -154,6 +154,11 @@ class RunFolderFacts:
             return None
         return status
 
+    def train_steps(self) -> int:
+        """Return the training steps in the coordinator's ``/status``; 0 before the first, and without an answer."""
+        totals = (self.status() or {}).get("totals") or {}
+        return int(totals.get("train_steps") or 0)
+
     def _token(self) -> str:
         """Return the run's token from a worker's environment."""
         return next((process.environ().get(TOKEN_VARIABLE, "") for process, _ in _workers_of(self.folder)), "")
