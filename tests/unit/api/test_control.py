@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from rlsrl.api.control import ControlAction, ControlRefused, control_changes, merge_patch, overrides_of
+from rlsrl.api.control import (
+    CONTROLLED_ROLES,
+    ControlAction,
+    ControlRefused,
+    control_changes,
+    merge_patch,
+    overrides_of,
+)
 from rlsrl.api.load import load_text
-from rlsrl.api.spec import ExperimentSpec
+from rlsrl.api.spec import ExperimentSpec, PausedWorkers
 
 
 def spec(**changes: Any) -> ExperimentSpec:
@@ -28,6 +35,10 @@ def paused(before: list[Any], action: ControlAction, role: str | None = None, in
 
 
 ACTORS, TRAINERS = {"role": "actor"}, {"role": "trainer"}
+
+
+def test_every_role_of_the_table_but_the_coordinator_can_be_paused() -> None:
+    assert set(get_args(PausedWorkers.model_fields["role"].annotation)) == set(CONTROLLED_ROLES)
 
 
 def test_all_roles_of_the_experiment_pause_and_resume_together() -> None:

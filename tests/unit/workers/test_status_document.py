@@ -269,11 +269,11 @@ def test_the_document_names_paused_workers_and_since_when() -> None:
     members = [member("trainer"), member("actor", 0, stats={PAUSED_SINCE: 5.0}), paused("actor", 1, 90.0)]
     document = build_status(EXPERIMENT, members, NO_PAGES, now=100.0)
     text = "paused since 1970-01-01T00:01:30Z: actor-1"
-    assert document["paused"] == {"number": 1, "since": "1970-01-01T00:01:30Z", "text": text, "halts": False}
+    assert document["paused"] == {"number": 1, "since": "1970-01-01T00:01:30Z", "text": text}
     assert [each["paused_since"] for each in document["roles"]["actor"]] == [None, "1970-01-01T00:01:30Z"]
     members = [member("trainer"), *(paused("actor", index, 60.0) for index in range(7))]
     document = build_status(EXPERIMENT, members, NO_PAGES, now=100.0)
-    assert document["paused"]["halts"]
+    assert document["phase"] == "paused"
     assert document["paused"]["text"].endswith("actor-4 and 2 more")
     assert build_status(EXPERIMENT, [member("trainer")], NO_PAGES, now=1.0)["paused"] is None
 

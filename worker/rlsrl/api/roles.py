@@ -12,6 +12,7 @@ Such a role starts, joins and runs. Depending on the role, also write
 
 - its section in ``rlsrl.api.spec.ExperimentSpec``, if users configure it;
 - its name in ``rlsrl.runtime.ledger.balance.CHAIN``, if slots pass it;
+- its name in ``rlsrl.api.spec.run.PausedWorkers``, if it can be paused: a unit test compares it with this table;
 - its name in the ``roles`` of each metric that it sets, and its own metrics, in ``rlsrl.runtime.metrics``: a unit test
   finds a role without metrics;
 - the allowed cost of its death in ``rlsrl.testing.chaos.KILLED_ROLES``: a unit test compares that table with this one;

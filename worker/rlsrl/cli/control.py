@@ -20,13 +20,13 @@ from rlsrl.api.control import (
     merge_patch,
     overrides_of,
 )
-from rlsrl.api.load import SpecError, load_text
-from rlsrl.api.spec import API_VERSION, KIND, ExperimentSpec
+from rlsrl.api.load import SpecError
+from rlsrl.api.spec import ExperimentSpec
 from rlsrl.cli import is_kubectl
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import EXPERIMENTS, Kubectl, NotPermitted, Object
 from rlsrl.cli.live import quiet_interrupt
-from rlsrl.cli.on_cluster import coordinator_status
+from rlsrl.cli.on_cluster import as_experiment, coordinator_status
 from rlsrl.cli.status_view import is_over, read_status
 
 STORE_SECONDS = 120.0
@@ -130,7 +130,7 @@ def _control_on_cluster(
         experiment = kubectl.experiment(name)
         if is_over(read_status(experiment)):
             raise UserError(f"{name} has ended")
-        wanted = changes(_spec_of(experiment))
+        wanted = changes(as_experiment(experiment).spec)
         try:
             _patch(kubectl, experiment, wanted)
             break
@@ -147,14 +147,6 @@ def _control_on_cluster(
             raise UserError(f"the version is requested, and cannot be followed from here: {error}") from error
     else:
         click.echo(f"see: kubectl rlsrl status {name}")
-
-
-def _spec_of(experiment: Object) -> ExperimentSpec:
-    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": experiment["metadata"]["name"]}}
-    try:
-        return load_text(json.dumps({**document, "spec": experiment["spec"]})).spec
-    except SpecError as error:
-        raise UserError(f"experiment {experiment['metadata']['name']}: {error}") from error
 
 
 def _patch(kubectl: Kubectl, experiment: Object, wanted: Mapping[str, Any]) -> None:

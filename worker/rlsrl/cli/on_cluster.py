@@ -20,7 +20,7 @@ from rlsrl.api.placement import COORDINATOR_PORT, cluster_placement
 from rlsrl.api.pods import ROLE_LABEL, TOKEN_KEY, certified_name
 from rlsrl.api.retry import run_uid_of
 from rlsrl.api.role_names import COORDINATOR
-from rlsrl.api.spec import API_VERSION, KIND
+from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl.api.status import Phase
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import Kubectl, Object, failed_call, own_labels
@@ -184,18 +184,27 @@ def _bucket_store(kubectl: Kubectl, experiment: Object) -> ParameterStoreConfig:
     Raises:
         UserError: the Secret cannot be read, or the spec is not one of this version of rlsrl.
     """
-    metadata, secret = experiment["metadata"], (_bucket(experiment) or {}).get("credentialsSecret")
+    secret = (_bucket(experiment) or {}).get("credentialsSecret")
     if secret is not None:
         data = json.loads(kubectl.ask("get", "secret", secret, "--output", "json")).get("data", {})
         os.environ.update({key: base64.b64decode(value).decode() for key, value in data.items()})
-    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": metadata["name"]}}
-    run_uid = run_uid_of(metadata["uid"], read_status(experiment).fresh_attempt)
+    run_uid = run_uid_of(experiment["metadata"]["uid"], read_status(experiment).fresh_attempt)
     placement = cluster_placement(run_uid=run_uid, coordinator_host="")
+    return placement.parameter_store(as_experiment(experiment))
+
+
+def as_experiment(found: Object) -> RLExperiment:
+    """Return an experiment of the cluster as this version of rlsrl reads it.
+
+    Raises:
+        UserError: its spec is not one of this version.
+    """
+    name = found["metadata"]["name"]
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": found["spec"]}
     try:
-        spec = load_text(json.dumps({**document, "spec": experiment["spec"]}))
+        return load_text(json.dumps(document))
     except SpecError as error:
-        raise UserError(f"experiment {metadata['name']}: {error}") from error
-    return placement.parameter_store(spec)
+        raise UserError(f"experiment {name}: {error}") from error
 
 
 def _token(kubectl: Kubectl, experiment: Object) -> str:

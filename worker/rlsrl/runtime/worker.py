@@ -175,11 +175,6 @@ class Worker(ABC, Generic[ConfigT]):
         if self._tally.num_polls:
             self._log_statistics()
 
-    def _await_command(self, seconds: float) -> None:
-        """Wait until ``start``, ``pause`` or ``exit`` is called, at most ``seconds``."""
-        with contextlib.suppress(queue.Empty):
-            self._commands.get(timeout=seconds)
-
     def _log_statistics(self) -> None:
         now = self._clock.monotonic()
         statistics = {**self._tally.statistics(now), **self._stats()}
@@ -212,7 +207,8 @@ class Worker(ABC, Generic[ConfigT]):
 
         ``run`` calls it again and again, in the place of ``_poll``. It may wait for less than a second.
         """
-        self._await_command(REST_SECONDS)
+        with contextlib.suppress(queue.Empty):
+            self._commands.get(timeout=REST_SECONDS)
         return True
 
     def _adopt(self, config: ConfigT) -> None:

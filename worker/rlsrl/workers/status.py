@@ -257,18 +257,15 @@ def _failures(members: Iterable[Member], role: str, name: str) -> dict[str, Any]
 
 
 def _paused(present: Sequence[Member]) -> dict[str, Any] | None:
-    """Return how many workers are paused, since when, which ones, and whether the run takes no steps therefore; None if
-    none is paused.
-    """
+    """Return how many workers are paused, since when and which ones; None if none is paused."""
     paused = [each for each in present if each.report.state is WorkerState.PAUSED]
     if not paused:
         return None
-    began = min((_finite(each.report.stats.get(PAUSED_SINCE)) or 0.0 for each in paused), default=0.0)
-    since = _utc(began)
+    since = _utc(min(_finite(each.report.stats.get(PAUSED_SINCE)) or 0.0 for each in paused))
     named = [f"{each.role}-{each.index}" for each in paused[:MAX_PAUSED]]
     more = f" and {len(paused) - MAX_PAUSED:,} more" if len(paused) > MAX_PAUSED else ""
     text = f"paused since {since}: {', '.join(named)}{more}"
-    return {"number": len(paused), "since": since, "text": text, "halts": bool(paused_roles(present))}
+    return {"number": len(paused), "since": since, "text": text}
 
 
 def _server_waits(members: Iterable[Member]) -> dict[str, Any] | None:

@@ -203,13 +203,17 @@ def _publish_nothing(parameters: Parameters) -> None:
 def _checkpoint_writer(
     config: TrainerConfig, context: WorkerContext, db: ParameterDB, wait_for_exit: Callable[[float], bool]
 ) -> CheckpointWriter:
+    fulfilled: str | None = None
+
     def show_durable(checkpoint: Checkpoint) -> None:
+        nonlocal fulfilled
         version = checkpoint.parameters.version
         context.metrics.durable_version_step.set(version.step)
         context.metrics.durable_version_timestamp_seconds.set(context.clock.time())
         context.report_stats({UNSTORED: 0})
         context.report_text(UNSTORED_REASON, "")
-        if (request := checkpoint.metadata.get("store_request")) is not None:
+        if (request := checkpoint.metadata.get("store_request")) != fulfilled:
+            fulfilled = request
             context.report_text(STORED_ON_REQUEST, f"{request} {version}")
 
     checkpoints_failed = context.metrics.checkpoints_failed  # exposed from the start: an alert compares it with 0
