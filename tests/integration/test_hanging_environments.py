@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rlsrl.api.role_configs import PEER_TIMEOUT_SECONDS
 from rlsrl.testing.live_runs import Desk, LiveRun, await_death, call_watches
 from rlsrl.testing.pod_fleet import PodFleet
 from rlsrl.testing.pods import Pods
@@ -25,7 +26,8 @@ metadata: {{name: live}}
 spec:
   environment:
     factory: "rlsrl.testing.environments:HangingEnv"
-    kwargs: {{gate: "{folder}/gate", hang: "{folder}/hang", method: {method}, holds_lock: {holds_lock}}}
+    kwargs:
+      {{gate: "{folder}/gate", hang: "{folder}/hang", method: {method}, holds_lock: {holds_lock}, seconds: {seconds}}}
     {limits}
   policy: {{network: {{mlp: {{hiddenSizes: [16]}}}}}}
   algorithm: {{ppo: {{epochs: 1, minibatchSize: 32}}}}
@@ -53,6 +55,7 @@ class Place:
         limits: str = "",
         environments: int = 4,
         roles: str = "",
+        seconds: float = 3600.0,
     ) -> None:
         lock = "true" if holds_lock else "false"
         self.folder = folder
@@ -66,6 +69,7 @@ class Place:
                 limits=limits,
                 environments=environments,
                 roles=roles,
+                seconds=seconds,
             ),
         )
 
@@ -155,6 +159,28 @@ def test_a_run_that_stands_still_says_why_until_it_goes_on(tmp_path: Path) -> No
         assert stall() is None
         (tmp_path / "gate").touch()
         assert run.wait() == 0, run.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vectorization", ["loop", "threads"])
+def test_a_step_within_its_limit_costs_its_actor_no_credit(tmp_path: Path, vectorization: str) -> None:
+    """The step lasts longer than consumers wait for silent producers."""
+    place = Place(
+        tmp_path,
+        method="step",
+        vectorization=vectorization,
+        limits="stepSeconds: 600",
+        seconds=1.5 * PEER_TIMEOUT_SECONDS,
+    )
+    with place.desk.begin() as run:
+        place.hang(run)
+        place.await_steps(run)
+        (tmp_path / "gate").touch()
+        assert run.wait() == 0, run.output
+    facts = place.desk.facts()
+    reasons = [event["reason"] for event in facts.logged("trainer-0", "producer_gone")]
+    assert "silent" not in reasons, reasons
+    assert facts.json("summary.json")["restarts"] == {}
 
 
 def _is_gone(run: LiveRun) -> bool:
@@ -252,6 +278,7 @@ def test_a_pod_whose_environment_hangs_is_named_and_its_container_ends(tmp_path:
         limits="stepSeconds: 8",
         environments=4,
         roles="",
+        seconds=3600.0,
     )
     with ExitStack() as stack:
         fleet = PodFleet(Pods(text, tmp_path, stack))

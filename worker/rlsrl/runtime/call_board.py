@@ -123,6 +123,33 @@ class CallBoard:
         return self._words[_WORDS * (number + 1) : _WORDS * (number + 2)]
 
 
+class CallClock:
+    """Measures how long the calls of a board last, by looking at it again and again."""
+
+    def __init__(self, board: CallBoard) -> None:
+        self._board = board
+        self._lasting: dict[int, tuple[tuple[int, int, int], float]] = {}
+        """By entry: the mark of its call, and the seconds since that call was first seen."""
+
+    def look(self, elapsed: float) -> list[EnvironmentCall]:
+        """Return the present calls, longest first. ``elapsed``: seconds since the last look that count."""
+        before, self._lasting = self._lasting, {}
+        found = []
+        for call in self._board.calls():
+            mark, seconds = before.get(call.entry, (None, 0.0))
+            seconds = seconds + elapsed if mark == call.mark else 0.0
+            self._lasting[call.entry] = call.mark, seconds
+            found.append(
+                EnvironmentCall(
+                    first_rank=call.first_rank,
+                    num_environments=call.num_environments,
+                    name=call.name,
+                    seconds=seconds,
+                )
+            )
+        return sorted(found, key=lambda call: -call.seconds)
+
+
 def private_entry() -> CallEntry:
     """Return an entry on no board."""
     return [IDLE, *[0] * (_WORDS - 1)]

@@ -168,7 +168,7 @@ class ProducerState:
 class ConnectingProducer(Closable, PollableProducer):
     """A producer with one connection at a time. ``acquire`` and ``flush`` connect it and reconnect it.
 
-    The constructor does not connect. One thread uses the producer; any thread may call ``close``.
+    The constructor does not connect. One thread uses the producer; any thread may call ``touch`` and ``close``.
     """
 
     def __init__(self, address: str, options: ProducerOptions, back_off: BackOff) -> None:

@@ -36,7 +36,7 @@ class StreamTimeout(StreamError, TimeoutError):
 
 
 class SampleProducer(Protocol):
-    """The end of a stream that fills slots. One thread uses it; any thread may call ``close``."""
+    """The end of a stream that fills slots. One thread uses it; any thread may call ``touch`` and ``close``."""
 
     def acquire(self, timeout: float) -> Slot:
         """Return a slot to fill, acting with weights of at least ``slot.min_version``.

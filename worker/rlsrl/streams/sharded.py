@@ -23,7 +23,7 @@ class ShardedProducer(Closable, PollableProducer):
     """Fills slots for several consumers, through one producer (a shard) for each.
 
     The shards share their source of sequence numbers. This producer owns the shards and closes them. One thread uses
-    it; any thread may call ``close``.
+    it; any thread may call ``touch`` and ``close``.
     """
 
     def __init__(self, shards: Sequence[PollableProducer], *, clock: Clock | None = None) -> None:

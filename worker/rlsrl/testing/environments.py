@@ -278,7 +278,7 @@ class FaultyEnv(GatedEnv):
 
 
 class HangingEnv(GatedEnv):
-    """A ``GatedEnv``. The fourth of each four in a process hangs for an hour once the file ``hang`` exists.
+    """A ``GatedEnv``. The fourth of each four in a process hangs once the file ``hang`` exists, by default for an hour.
 
     It removes the file before.
     """
@@ -293,26 +293,28 @@ class HangingEnv(GatedEnv):
         *,
         holds_lock: bool = False,
         step_seconds: float = 0.0,
+        seconds: float = 3600.0,
     ) -> None:
-        """Hang in ``method``, with or without the interpreter lock; ``make`` is this call."""
+        """Hang in ``method`` for ``seconds``, with or without the interpreter lock; ``make`` is this call."""
         super().__init__(gate, step_seconds)
         self._hangs = next(self._numbers) % 4 == 3
         self._hang = Path(hang)
         self._method = method
         self._holds_lock = holds_lock
+        self._seconds = seconds
         self._perhaps_hang("make")
 
     @override
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start an episode, perhaps after an hour."""
+        """Start an episode, perhaps much later."""
         self._perhaps_hang("reset")
         return super().reset(seed=seed, options=options)
 
     @override
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Advance the episode, perhaps after an hour."""
+        """Advance the episode, perhaps much later."""
         self._perhaps_hang("step")
         return super().step(action)
 
@@ -321,9 +323,9 @@ class HangingEnv(GatedEnv):
             return
         self._hang.unlink()
         if self._holds_lock:
-            ctypes.PyDLL(None).sleep(3600)
+            ctypes.PyDLL(None).sleep(round(self._seconds))
         else:
-            time.sleep(3600)
+            time.sleep(self._seconds)
 
 
 class MaskedEnv(gymnasium.Env[Any, np.int64]):

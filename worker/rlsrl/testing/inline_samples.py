@@ -120,8 +120,8 @@ class InlineProducer(ConnectingProducer):
     @override
     def touch(self) -> None:
         self._touches += 1
-        if self._connection is not None:
-            self._connection.touches = self._touches
+        if (connection := self._connection) is not None:
+            connection.touches = self._touches
 
     @override
     def fileno(self) -> int:

@@ -522,6 +522,34 @@ class SampleStreamConformance(_WithBench):
             still.serve(consumer)
         assert [*consumer.outstanding] == [0]
 
+    def test_any_thread_may_touch_while_the_owner_comes_and_goes(
+        self, bench: StreamBench, pool: ThreadPoolExecutor
+    ) -> None:
+        consumer, producer = bench.consumer(peer_timeout=DEADLINE), bench.producer()
+        done = threading.Event()
+
+        def touch() -> int:
+            touches = 0
+            while not done.is_set():
+                producer.touch()
+                touches += 1
+            return touches
+
+        touching = pool.submit(touch)
+        for value in range(20):
+            consumer.grant(NUM_LANES, V1)
+            producer.post(fill(bench.acquire(consumer, producer), value))
+            bench.flush(consumer, producer)
+            (slot,) = bench.take(consumer, 1)
+            assert value_of(slot) == value
+            consumer.release(slot)
+            producer.disconnect()
+            bench.until(consumer, lambda: not consumer.producers)
+        producer.close()
+        producer.touch()
+        done.set()
+        assert touching.result(timeout=DEADLINE) > 20
+
     def test_a_producer_without_a_credit_may_be_silent(self, still: StreamBench, clock: ManualClock) -> None:
         consumer, producer = still.consumer(peer_timeout=8.0), still.producer()
         still.connect(consumer, producer)

@@ -12,12 +12,26 @@ import sys
 from collections.abc import Iterator
 
 from rlsrl.api.resolved import ActorConfig, EvaluatorConfig, RoleConfig
-from rlsrl.runtime.call_board import BOARD_BYTES, CallBoard
+from rlsrl.api.spec.environment import Environment
+from rlsrl.runtime.call_board import BOARD_BYTES, CallBoard, CallName
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.process import worker_environment
 from rlsrl.workers.call_watch_process import DUMP_SIGNAL, END_SIGNAL, WatchOptions
 
 _MODULE = "rlsrl.workers.call_watch_process"
+
+
+def call_limits(environment: Environment) -> dict[CallName, float | None]:
+    """Return the longest duration of each call of such environments, in seconds; None: no limit.
+
+    A wait for an environment's server is none of their calls.
+    """
+    return {
+        "step": environment.step_seconds,
+        "reset": environment.reset_seconds,
+        "make": environment.reset_seconds,
+        "close": environment.reset_seconds,
+    }
 
 
 @contextlib.contextmanager
@@ -38,18 +52,12 @@ def watched_calls(role: str, config: RoleConfig) -> Iterator[CallBoard | None]:
         os.ftruncate(memory, BOARD_BYTES)
         board = CallBoard(mmap.mmap(memory, BOARD_BYTES))
         _obey_watch()
-        environment = config.environment
         options = WatchOptions(
             board=memory,
             role=role,
             process=own_process(),
             coordinator=config.coordinator_address,
-            limits={
-                "step": environment.step_seconds,
-                "reset": environment.reset_seconds,
-                "make": environment.reset_seconds,
-                "close": environment.reset_seconds,
-            },
+            limits=call_limits(config.environment),
         )
         watch = subprocess.Popen(
             [sys.executable, "-m", _MODULE, options.to_json()],

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from rlsrl.runtime.call_board import BOARD_BYTES, CallBoard, CallName, EnvironmentCall
+from rlsrl.runtime.call_board import BOARD_BYTES, CallBoard, CallClock, CallName, EnvironmentCall
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
 
 if TYPE_CHECKING:
@@ -81,33 +81,6 @@ class WatchOptions:
     def from_json(cls, text: str) -> Self:
         """Read an object of ``to_json``."""
         return cls(**json.loads(text))
-
-
-class CallClock:
-    """Measures how long the calls of a board last, by looking at it again and again."""
-
-    def __init__(self, board: CallBoard) -> None:
-        self._board = board
-        self._lasting: dict[int, tuple[tuple[int, int, int], float]] = {}
-        """By entry: the mark of its call, and the seconds since that call was first seen."""
-
-    def look(self, elapsed: float) -> list[EnvironmentCall]:
-        """Return the present calls, longest first. ``elapsed``: seconds since the last look that count."""
-        before, self._lasting = self._lasting, {}
-        found = []
-        for call in self._board.calls():
-            mark, seconds = before.get(call.entry, (None, 0.0))
-            seconds = seconds + elapsed if mark == call.mark else 0.0
-            self._lasting[call.entry] = call.mark, seconds
-            found.append(
-                EnvironmentCall(
-                    first_rank=call.first_rank,
-                    num_environments=call.num_environments,
-                    name=call.name,
-                    seconds=seconds,
-                )
-            )
-        return sorted(found, key=lambda call: -call.seconds)
 
 
 class CallWatch:

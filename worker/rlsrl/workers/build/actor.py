@@ -37,10 +37,12 @@ from rlsrl.workers.build.common import (
 from rlsrl.workers.build.environments import environment_threads, lockstep_environments
 from rlsrl.workers.build.parameters import open_parameter_source
 from rlsrl.workers.build.samples import open_producer
+from rlsrl.workers.call_watch import call_limits
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.env_groups import EnvGroup, LockstepEnvGroup, ThreadedEnvGroup
 from rlsrl.workers.fleet_row import ReportedFleetRow, status_reader
 from rlsrl.workers.lane_evaluation import LaneEvaluation, LocalEvaluation, RemoteEvaluation
+from rlsrl.workers.life_during_calls import LifeDuringCalls
 from rlsrl.workers.server_waits import ServerWaitReport
 from rlsrl.workers.status import ERRORS, NON_FINITE, UNREACHABLE
 
@@ -120,6 +122,11 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
             directory=context.directory,
         )
         resources.callback(producer.close)
+        if context.call_board is not None:
+            limits = call_limits(config.environment)
+            life = LifeDuringCalls(context.call_board, limits, producer.touch, clock=context.clock)
+            life.start()
+            resources.callback(life.close)
         for group in groups:
             resources.callback(group.abandon)
         return ActorParts(
