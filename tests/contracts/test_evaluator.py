@@ -294,6 +294,7 @@ def test_the_last_version_of_a_finished_run_is_evaluated_and_the_evaluator_ends(
     assert worker.done
     assert evaluation_of(bench.infos()["1.10"]) == {
         "episodes": 8,
+        "steps": 96,
         "faults": 0,
         "return_mean": 12.0,
         "return_std": 0.0,

@@ -1,10 +1,14 @@
-"""Environments in a server of its own on the cluster: the rule for the way there, its Secret, and its ends."""
+"""Environments in a server of its own on the cluster: the rule for the way there, its Secret, its ends and its faults.
+
+Experiments reach the server through a pod that loses and delays answers, and counts those that arrive.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +22,16 @@ from rlsrl.testing.waiting import until
 pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(900)]
 
 CHART = Path(__file__).parents[2] / "charts"
-NAME, SERVER = "remote", "simulators"
+NAME, SERVER, FRONT = "remote", "simulators", "front"
 PORT, POD_PORT = 80, 8765
-ENVIRONMENTS, ROLLOUT, NUM_ENDS = 8, 16, 3
+ENVIRONMENTS, EVALUATORS, ROLLOUT, NUM_ENDS = 8, 2, 16, 10
+FAULT_SHARE, TIMEOUT_SECONDS = 0.05, 1
+"""Of the tries of steps; and the longest wait for an answer, which late ones exceed."""
+LAST_STEPS = 20
+"""Training steps between the last edit and the end: more than training grants credits ahead."""
 ENFORCE_SECONDS = 20.0
 """How long a new NetworkPolicy may take to have an effect."""
-TOKEN_FOLDER, STEPS = "/var/run/simulator", "/steps/steps"
+TOKEN_FOLDER, STEPS, JOURNAL, WITNESS = "/var/run/simulator", "/steps/steps", "/steps/journal", "/tmp/witness.json"
 SECRET: Object = {
     "apiVersion": "v1",
     "kind": "Secret",
@@ -42,30 +50,46 @@ else:
     print("open")
 """
 """A program that tells whether a TCP connection can be made."""
+READ_JOURNAL = """
+import json, pathlib, sys
+from rlsrl.testing.served_environments import journaled_steps
+print(json.dumps(journaled_steps(pathlib.Path(sys.argv[1]))))
+"""
+"""A program that prints the steps in a journal, by purpose and rank."""
 
 
-def server(image: str) -> list[Object]:
-    """Return a server of environments: one pod, whose file of steps outlives it, behind a Service."""
-    labels = {"app": SERVER}
+def service(name: str) -> Object:
+    """Return the Service of the pods of that part."""
+    ports = [{"port": PORT, "targetPort": POD_PORT}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"selector": labels(name), "ports": ports},
+    }
+
+
+def labels(name: str) -> dict[str, str]:
+    """Return the labels of that part's pods."""
+    return {"app": SERVER, "part": name}
+
+
+def pod_template(name: str, image: str, command: list[str], *mounts: Object, volumes: list[Object]) -> Object:
+    """Return the template of that part's pods."""
     container = {
-        "name": "server",
+        "name": name,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["rlsrl", "serve-environment", "--id", "CartPole-v1", "--host", "0.0.0.0", "--port", str(POD_PORT)],
-        "args": ["--token-file", f"{TOKEN_FOLDER}/token", "--steps-file", STEPS],
+        "command": command,
         "readinessProbe": {"tcpSocket": {"port": POD_PORT}, "periodSeconds": 1},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": [
-            TOKEN_MOUNT,
-            {"name": "steps", "mountPath": STEPS.rpartition("/")[0]},
-            {"name": "tmp", "mountPath": "/tmp"},
-        ],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *mounts],
     }
-    pod = {
+    spec = {
         "terminationGracePeriodSeconds": 1,
         "automountServiceAccountToken": False,
         "securityContext": {
@@ -75,12 +99,22 @@ def server(image: str) -> list[Object]:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
-        "volumes": [TOKEN_VOLUME, {"name": "tmp", "emptyDir": {}}],
+        "volumes": [{"name": "tmp", "emptyDir": {}}, *volumes],
     }
+    return {"metadata": {"labels": labels(name)}, "spec": spec}
+
+
+def server(image: str) -> list[Object]:
+    """Return a server of environments, one pod whose files outlive it, and the faulty way to it."""
+    address = ["--host", "0.0.0.0", "--port", str(POD_PORT), "--token-file", f"{TOKEN_FOLDER}/token"]
+    environment = ["--factory", "rlsrl.testing.served_environments:JournaledCartPole"]
+    arguments = ["--kwargs", json.dumps({"folder": JOURNAL}), "--steps-file", STEPS]
+    steps = {"name": "steps", "mountPath": STEPS.rpartition("/")[0]}
     claim = {
         "metadata": {"name": "steps"},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "64Mi"}}},
     }
+    command = ["rlsrl", "serve-environment", *environment, *address, *arguments]
     stateful_set = {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -88,18 +122,24 @@ def server(image: str) -> list[Object]:
         "spec": {
             "replicas": 1,
             "serviceName": SERVER,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
+            "selector": {"matchLabels": labels(SERVER)},
+            "template": pod_template(SERVER, image, command, TOKEN_MOUNT, steps, volumes=[TOKEN_VOLUME]),
             "volumeClaimTemplates": [claim],
         },
     }
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": SERVER},
-        "spec": {"selector": labels, "ports": [{"port": PORT, "targetPort": POD_PORT}]},
+    witness = ["python", "-m", "rlsrl.testing.step_witness", "--upstream", f"http://{SERVER}:{PORT}"]
+    witness += ["--port", str(POD_PORT), "--share", str(FAULT_SHARE), "--file", WITNESS]
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": FRONT},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": labels(FRONT)},
+            "template": pod_template(FRONT, image, witness, volumes=[]),
+        },
     }
-    return [SECRET, stateful_set, service]
+    return [SECRET, stateful_set, service(SERVER), deployment, service(FRONT)]
 
 
 def experiment_at(simulators: Namespace) -> Object:
@@ -107,7 +147,7 @@ def experiment_at(simulators: Namespace) -> Object:
     template = {
         "spec": {"containers": [{"name": "worker", "volumeMounts": [TOKEN_MOUNT]}], "volumes": [TOKEN_VOLUME]},
     }
-    url = f"http://{SERVER}.{simulators.name}:{PORT}"
+    url = f"http://{FRONT}.{simulators.name}:{PORT}"
     return {
         "apiVersion": "rlsrl.dev/v1alpha1",
         "kind": "RLExperiment",
@@ -117,9 +157,11 @@ def experiment_at(simulators: Namespace) -> Object:
                 "http": {
                     "url": url,
                     "tokenFile": f"{TOKEN_FOLDER}/token",
+                    "timeoutSeconds": TIMEOUT_SECONDS,
                     "backoffSeconds": 0.1,
                     "maxBackoffSeconds": 1,
-                }
+                },
+                "passPlace": True,
             },
             "policy": {"network": {"mlp": {"hiddenSizes": [16]}}},
             "algorithm": {"ppo": {"epochs": 1, "minibatchSize": ENVIRONMENTS * ROLLOUT}},
@@ -131,7 +173,13 @@ def experiment_at(simulators: Namespace) -> Object:
                 "podTemplate": template,
             },
             "trainers": {"podTemplate": template},
-            "stop": {"wallSeconds": 3600},
+            "evaluators": {
+                "replicas": 1,
+                "environments": EVALUATORS,
+                "episodesPerEnvironment": 1,
+                "podTemplate": template,
+            },
+            "stop": {"trainSteps": 1_000_000},
         },
     }
 
@@ -188,11 +236,12 @@ def end_pod(simulators: Namespace) -> None:
 
 
 def await_server(simulators: Namespace) -> None:
-    def is_ready() -> bool:
-        found = simulators.get("statefulset", SERVER)
+    def is_ready(kind: str, name: str) -> bool:
+        found = simulators.get(kind, name)
         return found is not None and found.get("status", {}).get("readyReplicas") == 1
 
-    until(is_ready, "the server is ready", timeout=CLUSTER_SECONDS)
+    until(lambda: is_ready("statefulset", SERVER), "the server is ready", timeout=CLUSTER_SECONDS)
+    until(lambda: is_ready("deployment", FRONT), "the way to it is ready", timeout=CLUSTER_SECONDS)
 
 
 def away(experiment: ClusterExperiment) -> str:
@@ -206,7 +255,7 @@ def test_an_experiment_trains_in_a_server_whose_pod_ends_again_and_again(
     where.apply(SECRET, experiment_at(simulators))
     experiment = ClusterExperiment(where, NAME)
     until(lambda: experiment.condition("Accepted").get("reason") == "ServiceUnusable", "there is no Service yet")
-    assert f"Service {simulators.name}/{SERVER} does not exist" in experiment.condition("Accepted")["message"]
+    assert f"Service {simulators.name}/{FRONT} does not exist" in experiment.condition("Accepted")["message"]
     assert not experiment.pods()
 
     simulators.apply(*server(actor_image))
@@ -217,7 +266,7 @@ def test_an_experiment_trains_in_a_server_whose_pod_ends_again_and_again(
     began = lives(experiment)
 
     (coordinator,), (actor, *_) = experiment.pods("coordinator"), experiment.pods("actor")
-    host = f"{SERVER}.{simulators.name}"
+    host = f"{FRONT}.{simulators.name}"
     assert reaches(actor, where, host, PORT)
     if enforces_policies(simulators, actor, where, host):
         assert not reaches(coordinator, where, host, PORT), "its role makes no environment: it has no rule"
@@ -238,14 +287,47 @@ def test_an_experiment_trains_in_a_server_whose_pod_ends_again_and_again(
         goes_on(experiment)
     assert lives(experiment) == began, "no worker was restarted"
 
-    where.kubectl("patch", "rlexperiment", NAME, "--type=merge", "-p", json.dumps({"spec": {"stop": {"envSteps": 1}}}))
+    stop = {"trainSteps": int(experiment.status["training"]["trainSteps"]) + LAST_STEPS}
+    where.kubectl("patch", "rlexperiment", NAME, "--type=merge", "-p", json.dumps({"spec": {"stop": stop}}))
     experiment.await_phase("Succeeded")
     ledger = experiment.ledger()
     assert ledger["balanced"], ledger
+    explain(experiment, simulators, ledger["produced"])
+
+
+def explain(experiment: ClusterExperiment, simulators: Namespace, produced: int) -> None:
+    """Check that each step in the server belongs to a produced transition, an evaluation, or a step without answer."""
+    read = ("exec", f"{SERVER}-0", "--", "python", "-c", READ_JOURNAL, JOURNAL)
+    taken = {purpose: by_rank(found) for purpose, found in json.loads(simulators.kubectl(*read)).items()}
     num_steps = int(simulators.kubectl("exec", f"{SERVER}-0", "--", "cat", STEPS))
-    # Not posted: the last slots, of which a thread may have two. Not answered: a step of each environment at each end.
-    unexplained = num_steps - ledger["produced"]
-    assert 0 <= unexplained <= ENVIRONMENTS * (2 * ROLLOUT + 1 + NUM_ENDS + 1)
+    # Written twice a second: so all is in the file.
+    witness = json.loads(simulators.kubectl("exec", f"deployment/{FRONT}", "--", "cat", WITNESS))
+    answered = {purpose: by_rank(found) for purpose, found in witness["answered"].items()}
+    unanswered = {purpose: by_rank(found) for purpose, found in witness["unanswered"].items()}
+    evaluated = sum(line["steps"] for line in log_of_evaluator(experiment) if line.get("event") == "evaluated")
+    assert min(witness["faults"].values()) > 20, witness["faults"]
+    assert answered["training"].total() == produced
+    assert answered["evaluation"].total() == evaluated
+    assert taken.pop("inspection", Counter()).total() == 0
+    for purpose, found in taken.items():
+        for rank, number in found.items():
+            assert 0 <= number - answered[purpose][rank] <= unanswered[purpose][rank]
+    # The server counts a step after the environment has: it may be ended in between.
+    uncounted = sum(each.total() for each in taken.values()) - num_steps
+    assert 0 <= uncounted <= (NUM_ENDS + 1) * (ENVIRONMENTS + EVALUATORS)
+
+
+def log_of_evaluator(experiment: ClusterExperiment) -> list[Object]:
+    """Return the lines that the run has kept of its evaluator's log."""
+    role = ("--role", "evaluator", "--index", "0", "--tail", "-1", "--kept")
+    words = ["kubectl", "rlsrl", "logs", experiment.name, *role, "--namespace", experiment.where.name]
+    lines = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True).stdout
+    return [json.loads(line[line.index("{") :]) for line in lines.splitlines() if "] {" in line]
+
+
+def by_rank(found: Object) -> Counter[int]:
+    """Return a counter from its JSON value."""
+    return Counter({int(rank): number for rank, number in found.items()})
 
 
 def test_the_way_to_the_server_follows_its_service(where: Namespace, simulators: Namespace, actor_image: str) -> None:

@@ -6,6 +6,7 @@ slot that was never posted, or by an answer that was on its way when the server 
 
 from __future__ import annotations
 
+import json
 import signal
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,8 @@ from rlsrl.runtime.ledger import read_pages
 from rlsrl.testing.environment_server import EnvironmentServer
 from rlsrl.testing.http_proxy import FaultyProxy, Request
 from rlsrl.testing.live_runs import Desk, LiveRun
+from rlsrl.testing.served_environments import journaled_steps
+from rlsrl.testing.step_witness import LATE_SECONDS, StepWitness
 
 ENVIRONMENTS, ROLLOUT = 4, 16
 EXPERIMENT = """
@@ -24,7 +27,9 @@ apiVersion: rlsrl.dev/v1alpha1
 kind: RLExperiment
 metadata: {{name: live}}
 spec:
-  environment: {{http: {{url: "{url}", backoffSeconds: 0.05, maxBackoffSeconds: 0.2}}}}
+  environment:
+    http: {{url: "{url}", backoffSeconds: 0.05, maxBackoffSeconds: 0.2{http}}}
+    {environment}
   actors: {{replicas: 2, environments: {environments}, rolloutLength: {rollout}, vectorization: {vectorization}}}
   algorithm: {{ppo: {{epochs: 1, minibatchSize: {batch}}}}}
   trainers: {{compile: "off"}}
@@ -33,7 +38,16 @@ spec:
 {further}"""
 
 
-def desk_for(folder: Path, url: str, *, vectorization: str = "loop", steps: int, further: str = "") -> Desk:
+def desk_for(
+    folder: Path,
+    url: str,
+    *,
+    vectorization: str = "loop",
+    steps: int,
+    http: str = "",
+    environment: str = "",
+    further: str = "",
+) -> Desk:
     text = EXPERIMENT.format(
         url=url,
         environments=ENVIRONMENTS,
@@ -41,6 +55,8 @@ def desk_for(folder: Path, url: str, *, vectorization: str = "loop", steps: int,
         batch=ENVIRONMENTS * ROLLOUT,
         vectorization=vectorization,
         steps=steps,
+        http=http,
+        environment=environment,
         further=further,
     )
     return Desk(folder, text)
@@ -123,6 +139,67 @@ def test_answers_that_are_lost_step_no_environment_twice(tmp_path: Path) -> None
             assert refused.returncode == 1
             assert refused.stderr.splitlines()[-1].startswith("Error: ")
             assert f"the environment server {proxy.endpoint} is away" in refused.stderr
+
+
+FAULT_SHARE, NUM_KILLS, EVALUATORS = 0.05, 10, 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("vectorization", "further"),
+    [("loop", ""), ("threads", ""), ("threads", "  policyWorkers: {replicas: 1}\n")],
+    ids=["loop", "threads", "threads with a policy worker"],
+)
+def test_each_step_of_a_server_that_is_killed_ten_times_is_explained(
+    tmp_path: Path, vectorization: str, further: str
+) -> None:
+    """5 % of the tries of steps are refused, or their answers come ten seconds late.
+
+    Witnesses: the environments in the server count their steps in files; the proxy counts the answers that reach a
+    client, and the steps that got none; the ledger and the evaluator count what they used.
+    """
+    journal = tmp_path / "journal"
+    arguments = json.dumps({"folder": str(journal)})
+    factory = ("--factory", "rlsrl.testing.served_environments:JournaledCartPole", "--kwargs", arguments)
+    evaluators = f"  evaluators: {{replicas: 1, environments: {EVALUATORS}, episodesPerEnvironment: 1}}\n"
+    with EnvironmentServer(tmp_path, *factory) as server, StepWitness(server.url, share=FAULT_SHARE) as witness:
+        desk = desk_for(
+            tmp_path,
+            witness.url,
+            vectorization=vectorization,
+            steps=6 * NUM_KILLS,
+            http=f", timeoutSeconds: {LATE_SECONDS / 10}",
+            environment="passPlace: true",
+            further=evaluators + further,
+        )
+        with desk.begin() as run:
+            for number in range(NUM_KILLS):
+                until_trained(run, 2 + 5 * number)
+                server.kill()
+                run.until(lambda: waits(run), "environments wait")
+                server.start()
+            assert run.wait() == 0, run.output
+    summary = desk.facts().json("summary.json")
+    assert summary["restarts"] == {}
+    ledger = summary["ledger"]
+    assert ledger["balanced"]
+    assert min(witness.num_faults["late"], witness.num_faults["refused"]) > 20
+    evaluated = sum(each["steps"] for each in desk.facts().logged("evaluator-0", "evaluated"))
+    answered = {purpose: witness.answered(purpose) for purpose in ("training", "evaluation")}
+    assert answered["training"].total() == ledger["produced"]
+    assert answered["evaluation"].total() == evaluated
+    taken = journaled_steps(journal)
+    assert taken.pop("inspection").total() == 0
+    assert taken.keys() == answered.keys()
+    for purpose, by_rank in taken.items():
+        assert max(len(each.asked - each.answered) for each in witness.sessions(purpose)) <= 1
+        for rank, number in by_rank.items():
+            abandoned = number - answered[purpose][rank]
+            assert 0 <= abandoned <= witness.unanswered(purpose)[rank]
+    # The server counts a step after the environment has: it may be killed in between.
+    uncounted = sum(each.total() for each in taken.values()) - server.num_steps
+    assert 0 <= uncounted <= NUM_KILLS * (ENVIRONMENTS + EVALUATORS)
 
 
 def test_a_run_waits_for_a_server_that_starts_late_and_can_be_interrupted(tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def test_a_fault_cuts_its_episode_and_is_reported(kind: str) -> None:
     result = evaluation_of(Faulty(**{kind: frozenset({2})}), EnvironmentFaults()).play()
     assert result.returns == (3, 3)
     assert (result.num_faults, result.to_json()["faults"]) == (1, 1)
+    assert result.num_steps == 9, "three slots of four, without the failed one and two resets"
 
 
 def test_an_environment_that_gives_nothing_else_ends_the_evaluation() -> None:
@@ -155,9 +156,10 @@ def test_seeds_are_not_those_of_training() -> None:
 
 
 def test_the_summary() -> None:
-    result = EvaluationResult(returns=(1.0, 3.0), lengths=(2, 5))
+    result = EvaluationResult(returns=(1.0, 3.0), lengths=(2, 5), num_steps=9)
     assert result.to_json() == {
         "episodes": 2,
+        "steps": 9,
         "faults": 0,
         "return_mean": 2.0,
         "return_std": 1.0,

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -31,6 +31,9 @@ class Request:
     method: str
     path: str
     """The path, with its query."""
+    body: bytes
+    status: int = 0
+    """Of the server's answer; 0 before it."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -44,13 +47,13 @@ class _Server(ThreadingHTTPServer):
 
 
 class FaultyProxy(ClosedAtExit):
-    """A proxy in front of one server, on the loopback interface. Each request has its own thread.
+    """A proxy in front of one server, by default on the loopback interface. Each request has its own thread.
 
     An answer without a length, such as a Kubernetes watch, is forwarded line by line as it arrives.
     """
 
-    def __init__(self, upstream: str) -> None:
-        """``upstream`` is the server's URL."""
+    def __init__(self, upstream: str, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        """``upstream`` is the server's URL. Listen at ``address``; port 0: any free port."""
         self.before: Callable[[Request], bool] = lambda _: True
         """Called with each request before it is forwarded. It may wait; False closes the connection instead."""
         self.after: Callable[[Request], bool] = lambda _: True
@@ -63,7 +66,7 @@ class FaultyProxy(ClosedAtExit):
         self._streams: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._host, self._port = urlsplit(upstream).hostname or "", urlsplit(upstream).port or 80
-        self._server = _Server(("127.0.0.1", 0), self._handler())
+        self._server = _Server(address, self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="faulty-proxy")
         self._thread.start()
 
@@ -102,12 +105,13 @@ class FaultyProxy(ClosedAtExit):
 
             def handle_any(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                request = Request(number=next(proxy._numbers), method=self.command, path=self.path)
+                request = Request(number=next(proxy._numbers), method=self.command, path=self.path, body=body)
                 proxy.requests.append(request)
                 if not proxy.before(request):
                     self.close_connection = True
                     return
                 with proxy._forwarded(self, body) as (upstream, response):
+                    request = replace(request, status=response.status)
                     if response.length is None and self.command != "HEAD":
                         self._forward_lines(request, upstream, response)
                         return

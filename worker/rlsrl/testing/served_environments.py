@@ -1,8 +1,12 @@
-"""An environment whose failures its arguments choose, for tests of the environment server."""
+"""Environments for tests of the environment server: with failures on demand, and with a journal of their steps."""
 
 from __future__ import annotations
 
+import os
 import time
+import uuid
+from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -66,3 +70,37 @@ class ServedEnv(gymnasium.Env[Any, Any]):
             "image": np.full((4, 4, 3), self._taken, np.uint8),
             "before": (before, np.array([0, 1], np.int8)),
         }
+
+
+class JournaledCartPole(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole that counts its steps in a file of its own, which survives SIGKILL: ``PURPOSE-RANK-UUID``."""
+
+    def __init__(self, folder: str, *, place: EnvironmentPlace) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        path = Path(folder) / f"{place.purpose}-{place.rank}-{uuid.uuid4().hex}"
+        path.parent.mkdir(exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        self._num_steps = 0
+
+    @override
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        result = super().step(action)
+        self._num_steps += 1
+        os.pwrite(self._file, b"%d" % self._num_steps, 0)
+        return result
+
+    @override
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        super().close()
+
+
+def journaled_steps(folder: Path) -> dict[str, Counter[int]]:
+    """Return the steps that the environments of a folder have counted, by purpose and rank."""
+    found: dict[str, Counter[int]] = defaultdict(Counter)
+    for path in folder.iterdir():
+        purpose, rank, _ = path.name.split("-")
+        found[purpose][int(rank)] += int(path.read_text() or 0)
+    return found

@@ -39,6 +39,9 @@ class EvaluationResult:
     """Steps of each episode, in the same order."""
     info: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """By chosen key of ``info``: its finite values at the ends of these episodes."""
+    num_steps: int = 0
+    """Steps of all environments, those outside of these episodes included: an environment steps on after its last one
+    until all have ended theirs."""
     num_faults: int = 0
     """Environment faults meanwhile. The episodes that they cut do not count; others took their place."""
     unfinished: str = ""
@@ -85,7 +88,7 @@ class EvaluationResult:
         }
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         unfinished = {"unfinished": self.unfinished} if self.unfinished else {}
-        counts = {"episodes": self.num_episodes, "faults": self.num_faults}
+        counts = {"episodes": self.num_episodes, "steps": self.num_steps, "faults": self.num_faults}
         return {**counts, **finite, "episode_info": self.episode_info, **unfinished}
 
 
@@ -178,6 +181,9 @@ class Evaluation:
         self._slot = Slot(arrays=layout.view(bytearray(layout.nbytes)))
         self._episodes: list[list[_Episode]] = [[] for _ in range(envs.num_envs)]
         self._steps_taken = 0
+        """Of each environment, failed ones included."""
+        self._num_steps_valid = 0
+        """Of all environments, without failed ones, in full slots."""
 
     def step(self) -> EvaluationResult | None:
         """Take one step in each environment. Return the result once it is there, else None.
@@ -211,6 +217,7 @@ class Evaluation:
     def _collect(self) -> None:
         """Append the slot's ended episodes to those of their environments, in the order of their ends."""
         arrays = self._slot.arrays
+        self._num_steps_valid += int(arrays["mask"].sum())
         for step, lane in np.argwhere(arrays["episode_length"]):
             info = {key: float(arrays[name][step, lane]) for key, name in self._fields.items()}
             episode = _Episode(
@@ -232,6 +239,7 @@ class Evaluation:
             returns=tuple(episode.total for episode in counted),
             lengths=tuple(episode.length for episode in counted),
             info={key: [each.info[key] for each in counted if key in each.info] for key in self._fields},
+            num_steps=self._num_steps_valid,
             num_faults=self._faults.num_faults,
             unfinished=unfinished,
         )
