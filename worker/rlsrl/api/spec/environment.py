@@ -83,7 +83,7 @@ def _with_host_and_port(url: str) -> str:
 class HttpEnvironment(Model):
     """Environments in a server of yours (``rlsrl serve-environment``), one session for each environment. The spaces of
     observations and actions come from the server. Steps take at least a network round trip:
-    ``actors.vectorization: threads`` lets environments wait at the same time. Needs the extra ``http``."""
+    ``actors.vectorization: threads`` lets environments wait at the same time. The server needs the extra ``http``."""
 
     url: Annotated[
         str,

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import structlog
-import urllib3
 
+from rlsrl.envs.http.connections import Connections, RequestFailed, Response
 from rlsrl.envs.http.options import HttpOptions
 from rlsrl.envs.http.protocol import STATE
 from rlsrl.envs.unreachable import EnvironmentUnreachable, RemoteEnvironmentError
@@ -22,8 +22,6 @@ from rlsrl.runtime.errors import ConfigurationError
 
 CONNECT_SECONDS = 10.0
 """The longest wait for a connection, if ``timeout_seconds`` is not shorter."""
-_MAX_CONNECTIONS = 4096
-"""Idle connections that are kept: one for each environment."""
 _MAX_CHARACTERS = 300
 """Of a server's text in an error."""
 _TRY_AGAIN = (408, 425, 429)
@@ -58,11 +56,9 @@ class ServerAccess:
         self._now = now
         self._sleep = sleep
         self._log = log
-        self._headers = {"Content-Type": "application/json", **_authorization(options.token_file)}
-        connect = min(CONNECT_SECONDS, options.timeout_seconds)
-        self._timeout = urllib3.Timeout(connect=connect, read=options.timeout_seconds)
-        self._quick = urllib3.Timeout(connect=connect, read=connect)
-        self._pool = urllib3.PoolManager(num_pools=1, maxsize=_MAX_CONNECTIONS, retries=False)
+        headers = {"Content-Type": "application/json", **_authorization(options.token_file)}
+        self._connections = Connections(self.url, headers)
+        self._connect_seconds = min(CONNECT_SECONDS, options.timeout_seconds)
         self._jitter = np.random.default_rng()
         self._changed = threading.Condition()
         self._num_failures = 0
@@ -93,7 +89,7 @@ class ServerAccess:
                 break
             if attempt:
                 self._sleep(self._pause(attempt - 1))
-            response = self._try(method, path, content, self._timeout)
+            response = self._try(method, path, content, self._options.timeout_seconds)
             if response is not None:
                 self._succeeded()
                 return self._content(response, method, path)
@@ -102,7 +98,7 @@ class ServerAccess:
     def call_once(self, method: str, path: str) -> None:
         """Send a request that may be lost: one quick try, and only if the server is not away."""
         if not self._is_open:
-            self._try(method, path, None, self._quick)
+            self._try(method, path, None, self._connect_seconds)
 
     def wait(self, timeout: float) -> bool:
         """Wait until the breaker is closed, and return whether it is. A probe that is answered wakes all threads.
@@ -127,7 +123,7 @@ class ServerAccess:
     def _probe(self) -> bool:
         is_answered = False
         try:
-            is_answered = self._try("GET", STATE, None, self._quick) is not None
+            is_answered = self._try("GET", STATE, None, self._connect_seconds) is not None
         finally:
             with self._changed:
                 self._is_probing = False
@@ -136,14 +132,14 @@ class ServerAccess:
                 self._changed.notify_all()
         return is_answered
 
-    def _try(self, method: str, path: str, content: bytes | None, timeout: urllib3.Timeout) -> Any:
-        """Return the response to one request, or None after a failure that may pass."""
+    def _try(self, method: str, path: str, content: bytes | None, seconds: float) -> Response | None:
+        """Return the answer to one request within ``seconds``, or None after a failure that may pass."""
         try:
-            response = self._pool.request(
-                method, self.url + path, body=content, headers=self._headers, timeout=timeout, redirect=False
+            response = self._connections.request(
+                method, path, content, connect_seconds=self._connect_seconds, seconds=seconds
             )
-        except urllib3.exceptions.HTTPError as error:
-            self._failed(_in_words(error))
+        except RequestFailed as error:
+            self._failed(shorten(str(error), _MAX_CHARACTERS, placeholder="..."))
             return None
         if response.status in _TRY_AGAIN or (
             response.status >= 500 and _error_of(response).get("error") != "environment"
@@ -184,7 +180,7 @@ class ServerAccess:
     def _unreachable(self) -> EnvironmentUnreachable:
         return EnvironmentUnreachable(f"the environment server {self.url} is away: {self._reason}", wait=self.wait)
 
-    def _content(self, response: Any, method: str, path: str) -> dict[str, Any]:
+    def _content(self, response: Response, method: str, path: str) -> dict[str, Any]:
         """Return the body of an answer, or raise its error."""
         if response.status < 300:
             content = _json_of(response)
@@ -230,27 +226,19 @@ def _authorization(token_file: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def _in_words(error: urllib3.exceptions.HTTPError) -> str:
-    """Return a failure without what urllib3 puts around it."""
-    text = str(error.args[-1] if error.args and isinstance(error.args[-1], Exception) else error)
-    if text.startswith(("HTTPConnection(", "HTTPSConnection(", "HTTPConnectionPool(", "HTTPSConnectionPool(")):
-        text = text.partition("): ")[2] or text
-    return shorten(text, _MAX_CHARACTERS, placeholder="...")
-
-
-def _json_of(response: Any) -> Any:
+def _json_of(response: Response) -> Any:
     try:
         return json.loads(response.data)
     except ValueError:
         return None
 
 
-def _error_of(response: Any) -> dict[str, Any]:
+def _error_of(response: Response) -> dict[str, Any]:
     content = _json_of(response)
     return content if isinstance(content, dict) else {}
 
 
-def _text(response: Any) -> str:
+def _text(response: Response) -> str:
     """Return what a server says: its message, or the beginning of its answer."""
     message = _error_of(response).get("message")
     return shorten(str(message or response.data.decode(errors="replace")), _MAX_CHARACTERS, placeholder="...")
