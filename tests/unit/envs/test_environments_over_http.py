@@ -34,6 +34,7 @@ from rlsrl.runtime.call_board import CALL_NAMES, LANE
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.testing.environment_server import EnvironmentServer
 from rlsrl.testing.http_proxy import FaultyProxy, Request
+from rlsrl.testing.live_runs import fetch
 from rlsrl.testing.served_environments import ServedEnv
 from rlsrl.testing.servers import free_address
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
@@ -298,6 +299,24 @@ def test_a_token_is_required_and_sent(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match=r"401: .*set environment.http.tokenFile"):
             open_env(served.url)
         open_env(served.url, token_file=token).close()
+
+
+def test_every_documented_call_needs_the_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token\n")
+    with EnvironmentServer(tmp_path, *SERVED, "--token-file", str(tmp_path / "token"), token="a-token") as served:
+        paths = json.loads(fetch(served.url + "/openapi.json", ""))["paths"]
+        calls = [(method.upper(), path) for path, methods in paths.items() for method in methods]
+        assert len(calls) == 6
+        for method, path in calls:
+            for headers in ({}, {"Authorization": "Bearer another"}):
+                body = {"key": 1, "action": 0} if path.endswith("step") else {"key": 1}
+                content = None if method in ("GET", "DELETE") else json.dumps({} if method == "PUT" else body).encode()
+                request = urllib.request.Request(
+                    served.url + path.replace("{session}", "s"), content, headers, method=method
+                )
+                with pytest.raises(urllib.error.HTTPError) as refused:
+                    urllib.request.urlopen(request, timeout=DEADLINE_SECONDS)
+                assert refused.value.code == 401, (method, path)
 
 
 def test_a_server_that_is_full_is_tried_again(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import select
 import ssl
 from collections import deque
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTP_PORT, HTTPS_PORT, HTTPConnection, HTTPException, HTTPSConnection
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -29,8 +29,11 @@ class Connections:
         """Connect to nothing yet. ``headers`` are sent with each request to the server at ``url``."""
         parts = urlsplit(url)
         assert parts.hostname is not None, "the spec has checked the URL"
-        self._host, self._port, self._path = parts.hostname, parts.port, parts.path.rstrip("/")
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        is_https = parts.scheme == "https"
+        self._host, self._path = parts.hostname, parts.path.rstrip("/")
+        # http.client would look for a missing port in an IPv6 address.
+        self._port = parts.port or (HTTPS_PORT if is_https else HTTP_PORT)
+        self._tls = ssl.create_default_context() if is_https else None
         self._headers = dict(headers)
         self._idle: deque[HTTPConnection] = deque()
 

@@ -1,0 +1,149 @@
+"""Connections to one HTTP server: kept, replaced when the server closes them, and errors in words."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+
+import pytest
+
+from rlsrl.envs.http.connections import Connections, RequestFailed, Response
+from rlsrl.testing.waiting import until
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+LAST_ANSWER = ANSWER.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+
+
+class Server:
+    """Answers each request by a function: bytes to send, or None to send nothing. Then it may close the connection."""
+
+    def __init__(self, host: str = "127.0.0.1", family: socket.AddressFamily = socket.AF_INET) -> None:
+        self.answer: Callable[[bytes], bytes | None] = lambda _: ANSWER
+        self.closes = False
+        self.requests: list[bytes] = []
+        self.num_connections = 0
+        self.num_closed = 0
+        self._listener = socket.create_server((host, 0), family=family)
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.num_connections += 1
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            while head := self._read(connection):
+                self.requests.append(head)
+                if (answer := self.answer(head)) is not None:
+                    connection.sendall(answer)
+                if self.closes:
+                    break
+        self.num_closed += 1
+
+    @staticmethod
+    def _read(connection: socket.socket) -> bytes:
+        """Return a request whose body is empty or one byte, or nothing at the end."""
+        read = b""
+        while b"\r\n\r\n" not in read or (b"Content-Length: 1" in read and read.endswith(b"\r\n\r\n")):
+            if not (part := connection.recv(1000)):
+                return b""
+            read += part
+        return read
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with closing(Server()) as server:
+        yield server
+
+
+def ask(connections: Connections, path: str = "/a", content: bytes | None = b"x", seconds: float = 30.0) -> Response:
+    return connections.request("POST", path, content, connect_seconds=3600.0, seconds=seconds)
+
+
+def connections_to(server: Server) -> Connections:
+    return Connections(f"http://127.0.0.1:{server.port}/below/", {"Content-Type": "application/json"})
+
+
+def test_requests_one_after_the_other_share_a_connection(server: Server) -> None:
+    connections = connections_to(server)
+    for path in ("/a", "/b", "/c"):
+        assert ask(connections, path) == Response(200, b"hi")
+    assert server.num_connections == 1
+    assert [each.split(b" ")[:2] for each in server.requests] == [
+        [b"POST", b"/below" + each] for each in (b"/a", b"/b", b"/c")
+    ]
+    assert all(b"Content-Type: application/json\r\n" in each and each.endswith(b"x") for each in server.requests)
+
+
+def test_requests_at_the_same_time_have_a_connection_each_and_keep_them(server: Server) -> None:
+    connections, number = connections_to(server), 8
+    together = threading.Barrier(number)
+
+    def answer(_: bytes) -> bytes:
+        together.wait()
+        return ANSWER
+
+    server.answer = answer
+    with ThreadPoolExecutor(number) as pool:
+        for _ in range(3):
+            assert [*pool.map(lambda _: ask(connections).status, range(number))] == [200] * number
+    assert server.num_connections == number
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_connection_that_the_server_has_closed_is_replaced(server: Server, says_so: bool) -> None:
+    connections = connections_to(server)
+    server.closes = True
+    server.answer = lambda _: LAST_ANSWER if says_so else ANSWER
+    for number in range(1, 4):
+        assert ask(connections) == Response(200, b"hi")
+        until(lambda number=number: server.num_closed == number, "the server closes the connection")  # type: ignore[misc]
+    assert len(server.requests) == 3, "none was sent twice"
+
+
+@pytest.mark.parametrize(
+    ("answer", "closes", "text"),
+    [
+        (None, False, "timed out"),
+        (None, True, "Remote end closed connection without response"),
+        (b"hello\r\n\r\n", True, "hello"),
+        (ANSWER[:-1], True, "IncompleteRead"),
+    ],
+)
+def test_a_request_without_a_whole_answer_fails_in_words(
+    server: Server, answer: bytes | None, closes: bool, text: str
+) -> None:
+    connections = connections_to(server)
+    server.answer, server.closes = lambda _: answer, closes
+    with pytest.raises(RequestFailed, match=text):
+        ask(connections, seconds=0.1)
+    server.answer, server.closes = lambda _: ANSWER, False
+    assert ask(connections) == Response(200, b"hi")
+    assert server.num_connections == 2, "the connection of the failed request is not used again"
+
+
+def test_no_server_and_no_such_host_fail_in_words(server: Server) -> None:
+    server.close()
+    with pytest.raises(RequestFailed, match="Connection refused"):
+        ask(connections_to(server))
+    with pytest.raises(RequestFailed, match=r"not known|resolution|No address"):
+        ask(Connections("http://no-such-host.invalid:80", {}))
+
+
+def test_an_ipv6_address_is_bare_to_connect_and_in_brackets_in_the_header() -> None:
+    with closing(Server("::1", socket.AF_INET6)) as server:
+        assert ask(Connections(f"http://[::1]:{server.port}", {})) == Response(200, b"hi")
+        assert f"Host: [::1]:{server.port}\r\n".encode() in server.requests[0]
