@@ -6,6 +6,7 @@ CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/rlsrl/cluster
 INPUTS=$(cd "$PARTS" && find go pause.c image.py build.sh -type f | LC_ALL=C sort | xargs sha256sum | sha256sum | cut -c1-16)
 TOOLS=$CACHE/build-$INPUTS            # the built programs; changed sources get another folder
 STATE=$CACHE/state                    # of the running cluster: certificates, etcd, container stores, volumes, logs
+FAILED_LOGS=$CACHE/failed-logs        # of the last start that failed
 PKI=$STATE/pki
 ADMIN=$STATE/admin.kubeconfig
 AUDIT_LOG=$STATE/log/audit.log
@@ -23,14 +24,24 @@ node_ip() { echo "$NET.$((10 + $1))"; }
 kubectl() { "$TOOLS/kubectl" --kubeconfig "$ADMIN" --cache-dir "$STATE/kubectl-cache" "$@"; }
 fail() { echo "cluster: $*" >&2; exit 1; }
 
-# until_true SECONDS WHAT COMMAND...: wait until the command succeeds; after SECONDS fail with WHAT.
+# until_true SECONDS WHAT COMMAND...: wait until the command succeeds; after SECONDS keep the logs and fail with WHAT.
 until_true() {
   local deadline=$((SECONDS + $1)) what=$2
   shift 2
   until "$@" >/dev/null 2>&1; do
-    ((SECONDS < deadline)) || fail "$what: time-out; the logs are in $STATE"
+    if ((SECONDS >= deadline)); then
+      keep_logs
+      fail "$what: time-out; the logs are in $FAILED_LOGS"
+    fi
     sleep 0.1
   done
+}
+
+keep_logs() { # copy the logs to where `down` leaves them
+  rm -rf "$FAILED_LOGS"
+  mkdir -p "$FAILED_LOGS"
+  (cd "$STATE" && find . -path '*/log/*' -type f -exec cp --parents {} "$FAILED_LOGS" \;)
+  kubectl get nodes,pods -A -o wide >"$FAILED_LOGS/objects.txt" 2>&1 || true
 }
 
 NODE_GRACE=${RLSRL_CLUSTER_NODE_GRACE:-50s} # a node's silence until it is NotReady; Kubernetes' default
