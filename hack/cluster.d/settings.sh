@@ -40,8 +40,8 @@ until_true() {
 keep_logs() { # copy the logs to where `down` leaves them
   rm -rf "$FAILED_LOGS"
   mkdir -p "$FAILED_LOGS"
-  (cd "$STATE" && find . -path '*/log/*' -type f -exec cp --parents {} "$FAILED_LOGS" \;)
-  kubectl get nodes,pods -A -o wide >"$FAILED_LOGS/objects.txt" 2>&1 || true
+  (cd "$STATE" && find . -path '*/log/*' -type f -exec cp --parents {} "$FAILED_LOGS" \;) || true
+  kubectl --request-timeout=10s get nodes,pods -A -o wide >"$FAILED_LOGS/objects.txt" 2>&1 || true
 }
 
 NODE_GRACE=${RLSRL_CLUSTER_NODE_GRACE:-50s} # a node's silence until it is NotReady; Kubernetes' default
