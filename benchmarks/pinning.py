@@ -4,7 +4,7 @@
 
 Pinned: the threads of each trainer run on one core of its own, the last ones, and all other workers on the rest. A
 thread of this program pins workers twice a second, as they and their threads appear. Prints each pair, and for each
-workload the ratio of the speeds, pinned to free. A pair counts as in ``paired.py``.
+workload the ratio of the speeds, pinned to free. Pairs count and are kept as in ``paired.py``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
+from checkouts import commit_of
 from contestants import ContestantFailed, Rlsrl
-from figures import Round
-from pairs import BASE, HEAD, counted_pairs, order_of, pair_line, summarize
+from figures import Turn
+from paired import FOLDER, KeptPairs, measure_pairs
+from pairs import BASE, HEAD, closing_line, summarize
 from results import log
 from turns import ended_by_signals, throughput_turn
 from workloads import WORKLOADS
@@ -38,13 +41,13 @@ def pinned() -> Iterator[None]:
             with contextlib.suppress(psutil.Error, ProcessLookupError):
                 _pin_all()
 
-    thread = threading.Thread(target=pin)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        pinning = pool.submit(pin)
+        try:
+            yield
+        finally:
+            done.set()
+        pinning.result()  # a run that could not be pinned is no result
 
 
 def _pin_all() -> None:
@@ -65,24 +68,16 @@ def measure(name: str, pairs: int, seconds: float) -> None:
     Raises:
         ContestantFailed: a run failed.
     """
-    workload, found = WORKLOADS[name], list[Round]()
-    while len(counted_pairs(found)) < pairs and len(found) < 2 * pairs:
-        turns = []
-        for way in order_of(len(counted_pairs(found))):
-            with pinned() if way == HEAD else contextlib.nullcontext():
-                turns.append(throughput_turn(Rlsrl(name=way), workload, (), window_seconds=seconds))
-        found.append(Round(turns=tuple(turns)))
-        log(pair_line(len(found), found[-1], cores=len(CORES)))
-    summary = summarize(found, cores=len(CORES))
-    if summary is None:
-        log(f"{name}: no pair counts")
-        return
-    print(
-        f"{name}, {BASE}: free, {HEAD}: pinned: speed ratio {summary.speed_ratio}, {summary.speeds[BASE]:,.0f} to "
-        f"{summary.speeds[HEAD]:,.0f} env steps/s; processor time per env step: ratio {summary.cpu_ratio}; "
-        f"{summary.pairs} pairs of {seconds:g} s; discarded: {summary.discarded}",
-        flush=True,
-    )
+
+    def turn(way: str) -> Turn:
+        with pinned() if way == HEAD else contextlib.nullcontext():
+            return throughput_turn(Rlsrl(name=way), WORKLOADS[name], (), window_seconds=seconds)
+
+    kept = KeptPairs(folder=FOLDER / "pinning" / f"{name}-{commit_of('HEAD')}", conditions={"window_seconds": seconds})
+    cores = len(CORES)
+    found = measure_pairs(kept, turn, wanted=pairs, cores=cores)
+    ways = {BASE: "free", HEAD: "pinned"}
+    log(closing_line(name, ways, summarize(found, cores=cores), seconds=seconds))
 
 
 def main() -> int:
