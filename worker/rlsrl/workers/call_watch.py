@@ -24,7 +24,7 @@ _MODULE = "rlsrl.workers.call_watch_process"
 def call_limits(environment: Environment) -> dict[CallName, float | None]:
     """Return the longest duration of each call of such environments, in seconds; None: no limit.
 
-    A wait for an environment's server is none of their calls.
+    It has no limit for the wait for a server: that is no call of an environment.
     """
     return {
         "step": environment.step_seconds,

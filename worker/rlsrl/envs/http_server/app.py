@@ -11,7 +11,7 @@ import contextlib
 import hmac
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, get_type_hints
 
@@ -71,7 +71,7 @@ def environment_app(sessions: Sessions, *, token: str = "") -> FastAPI:
             if ends := [asyncio.wrap_future(ended) for ended in sessions.close_all()]:
                 await asyncio.wait(ends, timeout=_CLOSE_SECONDS)
 
-    def authorize(request: Request) -> None:
+    async def authorize(request: Request) -> None:
         given = request.headers.get("authorization", "")
         if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
             raise SessionError("unauthorized", "the request has no valid token (Authorization: Bearer ...)")
@@ -106,9 +106,7 @@ def environment_app(sessions: Sessions, *, token: str = "") -> FastAPI:
     quick = _quick_route(authorize)
     for endpoint, reply in ((step, StepReply), (reset, ResetReply)):
         path = f"{SESSIONS}/{{session}}/{endpoint.__name__}"
-        app.router.add_api_route(
-            path, endpoint, methods=["POST"], response_model=reply, responses=_ERRORS, route_class_override=quick
-        )
+        app.router.add_api_route(path, endpoint, methods=["POST"], response_model=reply, route_class_override=quick)
 
     @app.get(STATE)
     async def state() -> ServerState:
@@ -148,7 +146,7 @@ def environment_app(sessions: Sessions, *, token: str = "") -> FastAPI:
     return app
 
 
-def _quick_route(authorize: Callable[[Request], None]) -> type[APIRoute]:
+def _quick_route(authorize: Callable[[Request], Awaitable[None]]) -> type[APIRoute]:
     """Return the class of the routes that environments call all the time.
 
     They are documented like others, but FastAPI's resolution of their arguments would take a quarter of the server's
@@ -161,7 +159,7 @@ def _quick_route(authorize: Callable[[Request], None]) -> type[APIRoute]:
             endpoint, model = self.endpoint, get_type_hints(self.endpoint)["body"]
 
             async def answer(request: Request) -> Response:
-                authorize(request)
+                await authorize(request)
                 try:
                     body = model.model_validate_json(await request.body())
                 except ValidationError as error:
