@@ -17,19 +17,25 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "frozenlake.yaml"
 """It ends by environment steps, so that both runs take equally many."""
+TRAIN_SECONDS = 400.0
 
 
 def test_the_same_file_trains_on_one_machine_and_on_the_cluster(where: Namespace, tmp_path: Path) -> None:
     file = Path(shutil.copy(EXAMPLE, tmp_path))
     done = subprocess.run(
-        [rlsrl_command(), "run", file.name], cwd=tmp_path, capture_output=True, text=True, check=False
+        [rlsrl_command(), "run", file.name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TRAIN_SECONDS,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     here = json.loads((tmp_path / "runs" / "frozenlake" / "summary.json").read_text())
 
     where.kubectl("apply", "-f", str(file))
     experiment = ClusterExperiment(where, "frozenlake")
-    experiment.await_phase("Succeeded", seconds=400)
+    experiment.await_phase("Succeeded", seconds=TRAIN_SECONDS)
     until(lambda: experiment.ledger()["unsettled"] == 0, "the ledger is settled")
     there = experiment.ledger()
 

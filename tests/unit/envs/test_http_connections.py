@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 import pytest
 
 from rlsrl.envs.http.connections import Connections, RequestFailed, Response
-from rlsrl.testing.waiting import until
+from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 LAST_ANSWER = ANSWER.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
@@ -90,7 +90,7 @@ def test_requests_one_after_the_other_share_a_connection(server: Server) -> None
 
 def test_requests_at_the_same_time_have_a_connection_each_and_keep_them(server: Server) -> None:
     connections, number = connections_to(server), 8
-    together = threading.Barrier(number)
+    together = threading.Barrier(number, timeout=DEADLINE_SECONDS)
 
     def answer(_: bytes) -> bytes:
         together.wait()

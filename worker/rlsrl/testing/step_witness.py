@@ -1,6 +1,6 @@
 """A proxy in front of an environment server that loses and delays answers, and counts the steps that were answered.
 
-``python -m rlsrl.testing.step_witness --upstream URL --port PORT [--share S] [--file FILE]`` runs one for pods.
+``python -m rlsrl.testing.step_witness --upstream URL --port PORT --share S --file FILE`` runs one for pods.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from typing_extensions import override
 
 from rlsrl.envs.http.protocol import SESSIONS
+from rlsrl.runtime.durable import write_durably
 from rlsrl.testing.closing import ClosedAtExit
 from rlsrl.testing.http_proxy import FaultyProxy, Request
 
@@ -44,11 +45,9 @@ class SessionRecord:
 class StepWitness(ClosedAtExit):
     """Forwards requests. Of the steps, some are refused, and the answers to some come too late."""
 
-    def __init__(
-        self, upstream: str, address: tuple[str, int] = ("127.0.0.1", 0), *, share: float = 0.0, seed: int = 0
-    ) -> None:
+    def __init__(self, upstream: str, address: tuple[str, int] = ("127.0.0.1", 0), *, share: float) -> None:
         """Stand in front of the server ``upstream``, a URL. ``share``: of the tries of steps that fail."""
-        self._random = random.Random(seed)
+        self._random = random.Random(0)
         self._share = share
         self._lock = threading.Lock()
         self._sessions: dict[str, SessionRecord] = {}
@@ -134,12 +133,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--upstream", required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--share", type=float, default=0.0)
+    parser.add_argument("--share", type=float, required=True)
     parser.add_argument("--file", type=Path, required=True)
     arguments = parser.parse_args()
     with StepWitness(arguments.upstream, ("0.0.0.0", arguments.port), share=arguments.share) as witness:
         while True:
-            arguments.file.write_text(json.dumps(witness.to_json()))
+            write_durably(arguments.file, json.dumps(witness.to_json()).encode())
             time.sleep(WRITE_SECONDS)
 
 
