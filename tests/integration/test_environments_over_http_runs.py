@@ -238,7 +238,8 @@ def test_an_evaluator_that_must_end_abandons_the_wait_for_its_server(tmp_path: P
         with desk.begin() as run:
             run.until(lambda: evaluator(run).get("version") is not None, "it plays a version")
             server.kill()
-            run.until(lambda: (evaluator(run).get("stats") or {}).get("server_waits") == 2, "its environments wait")
+            # Of the two at least one: the server may have answered the other's step, and the next begins together.
+            run.until(lambda: (evaluator(run).get("stats") or {}).get("server_waits"), "its environments wait")
             run.send(signal.SIGINT)
             run.wait()
         assert "killing the processes" not in run.output
