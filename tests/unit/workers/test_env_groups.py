@@ -204,7 +204,7 @@ class CountingPolicy(NumpyPolicy):
         self.sizes: list[int] = []
 
     def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
-        self.sizes.append(len(requests))
+        self.sizes.append(sum(request.num_lanes for request in requests))
         return super().predict(requests)
 
 
@@ -403,7 +403,8 @@ def test_a_hanging_environment_stops_the_liveness_touches(gates: list[Gated]) ->
     assert touches
 
 
-def test_lanes_that_wait_are_evaluated_together() -> None:
+@pytest.mark.parametrize("kind", [requesting, asking])
+def test_lanes_that_wait_are_evaluated_together(kind: Any) -> None:
     barrier = threading.Barrier(NUM_ENVS)
 
     class Together(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -414,11 +415,14 @@ def test_lanes_that_wait_are_evaluated_together() -> None:
             return super().step(action)
 
     with ExitStack() as resources:
-        group, load, envs = requesting(lambda: Together(ScriptedEnv([Episode(rewards=(1.0,) * 100)])), resources)
+        group, load, envs = kind(lambda: Together(ScriptedEnv([Episode(rewards=(1.0,) * 100)])), resources)
         load(weights_for(exported_for(envs.spec), 0, whole=True))
-        group.begin(slot_for(envs.spec))
+        slot = slot_for(envs.spec)
+        slot.min_version = Version(1, 0)
+        group.begin(slot)
         until(lambda: group.advance(touch=lambda: None, still_wanted=lambda: True) is not None, "a slot")
-        sizes = [size for policy in group._evaluation._policies for size in policy.sizes]  # type: ignore[attr-defined]
+        policies = [load.__self__.policy] if kind is asking else group._evaluation._policies
+        sizes = [size for policy in policies for size in policy.sizes]
     assert sum(sizes) == NUM_STEPS * NUM_ENVS
     assert max(sizes) > 1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +37,12 @@ class LaneRequest(NamedTuple):
     """The number of the ``RequestingLanes`` that fill the slot."""
     request: RolloutRequest
     """Of one lane."""
+
+
+def by_slot(requests: Sequence[LaneRequest]) -> list[list[LaneRequest]]:
+    """Return the requests for each slot, oldest first."""
+    slots = {each.slot for each in requests}
+    return [[each for each in requests if each.slot == slot] for slot in sorted(slots)]
 
 
 class LaneRequests:

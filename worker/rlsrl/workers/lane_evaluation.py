@@ -10,15 +10,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import structlog
 from typing_extensions import override
 
-from rlsrl.data.inference import RolloutResult
+from rlsrl.data.inference import RolloutRequest, RolloutResult, batch_observations, split_results
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.policies.acting import Policy
-from rlsrl.policies.lane_requests import LaneRequest, LaneRequests
+from rlsrl.policies.lane_requests import LaneRequest, LaneRequests, by_slot
 from rlsrl.policies.remote import AnswerCheck
 from rlsrl.streams.inference import InferenceClient, InferenceFailed
 
@@ -58,18 +59,27 @@ class LocalEvaluation(LaneEvaluation):
         while True:
             left = deadline - time.monotonic()
             self._environments.wait(lambda: is_due() or bool(self._requests), max(left, 0.0))
-            taken = self._requests.take()
-            for slot, policy in enumerate(self._policies):
-                if asked := [each for each in taken if each.slot == slot]:
-                    results = policy.predict([each.request for each in asked])
-                    for each, result in zip(asked, results, strict=True):
-                        self._requests.answer(each.lane, result)
+            for lanes in by_slot(self._requests.take()):
+                results = self._policies[lanes[0].slot].predict([each.request for each in lanes])
+                for each, result in zip(lanes, results, strict=True):
+                    self._requests.answer(each.lane, result)
             if is_due() or left <= 0:
                 return
 
 
+class _UnderWay(NamedTuple):
+    """A request that a policy worker has."""
+
+    lanes: Sequence[LaneRequest]
+    """Whose requests it joins, all for one slot."""
+    check: AnswerCheck
+
+
 class RemoteEvaluation(LaneEvaluation):
-    """Answers through policy workers. Each lane's request goes out at once; the policy worker batches them."""
+    """Answers through policy workers, by one request for all lanes of a slot that wait at that moment.
+
+    The lanes of a request get the same version. The policy worker batches requests, of all actors.
+    """
 
     def __init__(
         self,
@@ -89,10 +99,11 @@ class RemoteEvaluation(LaneEvaluation):
         self._client = client
         self._waiting = waiting
         self._report_version = report_version
-        self._under_way: dict[int, LaneRequest] = {}
+        self._log = log
+        self._under_way: dict[int, _UnderWay] = {}
         """By the client's number."""
-        self._checks = [AnswerCheck(log) for _ in range(environments.num_envs)]
-        """By lane."""
+        self._num_waiting = 0
+        """Lanes whose requests are under way."""
         self._version = INITIAL
         requests.on_request = client.wake
         environments.call_on_change(client.wake)
@@ -102,26 +113,32 @@ class RemoteEvaluation(LaneEvaluation):
         deadline = time.monotonic() + timeout
         while True:
             self._environments.check()
-            for asked in self._requests.take():
-                self._submit(asked)
+            for lanes in by_slot(self._requests.take()):
+                self._submit(_UnderWay(lanes, AnswerCheck(self._log)))
+                self._num_waiting += len(lanes)
             left = deadline - time.monotonic()
             if is_due() or left <= 0:
                 return
-            all_wait = len(self._under_way) == self._environments.num_envs
+            all_wait = self._num_waiting == self._environments.num_envs
             with self._waiting("inference") if all_wait else nullcontext():
                 answers = self._client.wait(left)
             for number, result in answers:
                 self._pass_on(self._under_way.pop(number), result)
 
-    def _submit(self, asked: LaneRequest) -> None:
-        self._under_way[self._client.submit(asked.request)] = asked
+    def _submit(self, asked: _UnderWay) -> None:
+        requests = [each.request for each in asked.lanes]
+        joined = RolloutRequest(observation=batch_observations(requests), min_version=requests[0].min_version)
+        self._under_way[self._client.submit(joined)] = asked
 
-    def _pass_on(self, asked: LaneRequest, result: RolloutResult | InferenceFailed) -> None:
-        checked = self._checks[asked.lane].checked(result, asked.request.min_version)
+    def _pass_on(self, asked: _UnderWay, result: RolloutResult | InferenceFailed) -> None:
+        requests = [each.request for each in asked.lanes]
+        checked = asked.check.checked(result, requests[0].min_version)
         if checked is None:
             self._submit(asked)
             return
+        self._num_waiting -= len(asked.lanes)
         if checked.version > self._version:
             self._version = checked.version
             self._report_version(checked.version)
-        self._requests.answer(asked.lane, checked)
+        for each, part in zip(asked.lanes, split_results(requests, checked.distribution, checked.version), strict=True):
+            self._requests.answer(each.lane, part)
