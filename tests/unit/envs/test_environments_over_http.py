@@ -235,7 +235,7 @@ def test_an_address_without_an_environment_server_is_a_configuration_error(serve
 
 def test_a_server_that_is_away_is_named_after_the_last_try(proxy: FaultyProxy) -> None:
     proxy.before = lambda _: False
-    with pytest.raises(EnvironmentUnreachable, match=rf"{proxy.endpoint} is away: Remote end closed connection"):
+    with pytest.raises(EnvironmentUnreachable, match=rf"{proxy.endpoint} is away: the server closed the connection"):
         open_env(proxy.endpoint, retries=2)
     assert [each.method for each in proxy.requests] == ["PUT", "PUT", "PUT", "DELETE"]
     gone = f"http://{free_address()}"
@@ -300,6 +300,14 @@ def test_a_token_is_required_and_sent(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match=r"401: .*set environment.http.tokenFile"):
             open_env(served.url)
         open_env(served.url, token_file=token).close()
+
+
+def test_a_token_of_several_lines_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-token\r\nX-Other: header\n")
+    with pytest.raises(
+        ConfigurationError, match=r"environment.http.tokenFile: .*/token has several lines; allowed: one"
+    ):
+        open_env("http://127.0.0.1:9", token_file=str(tmp_path / "token"))
 
 
 def test_every_documented_call_needs_the_token(tmp_path: Path) -> None:

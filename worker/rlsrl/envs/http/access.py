@@ -223,6 +223,10 @@ def _authorization(token_file: str | None) -> dict[str, str]:
         token = Path(token_file).read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"environment.http.tokenFile: cannot read {token_file}: {error}") from error
+    if not token.isprintable():
+        raise ConfigurationError(
+            f"environment.http.tokenFile: the token in {token_file} has several lines; allowed: one"
+        )
     return {"Authorization": f"Bearer {token}"}
 
 
