@@ -284,6 +284,12 @@ def workers() -> Row:
                 TARGETS.level("max", Metrics.stalled_seconds, *EXPERIMENT),
                 "Since the last step, once the run stands still; 0 before.",
             ),
+            one(
+                "Environments that wait for their server",
+                "short",
+                TARGETS.level("max", Metrics.environment_server_waits, *EXPERIMENT),
+                "The server of environment.http is away.",
+            ),
             by("Workers joined in 10 minutes", "short", TARGETS.growth(Metrics.joins, "10m", *role), "worker_role"),
             one(
                 "Attempt of the trainers",

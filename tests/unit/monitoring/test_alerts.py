@@ -37,6 +37,7 @@ WELL: dict[str, str | None] = {
     f'rlsrl_minibatches_total{{{EXPERIMENT},outcome="taken"}}': "0+600x180",
     f'rlsrl_minibatches_total{{{EXPERIMENT},outcome="skipped"}}': "0x180",
     f"rlsrl_stalled_seconds{{{EXPERIMENT}}}": "0x180",
+    f"rlsrl_environment_server_waits{{{EXPERIMENT}}}": "0x180",
     f'rlsrl_workers{{{EXPERIMENT},worker_role="actor"}}': "2x180",
     f'rlsrl_workers_wanted{{{EXPERIMENT},worker_role="actor"}}': "2x180",
     f"rlsrl_experiment_gang_restarts_total{{{EXPERIMENT}}}": "0x180",
@@ -97,6 +98,7 @@ SILENT: dict[str, Series] = {
         series("rlsrl_durable_version_timestamp_seconds"): "0+60x60 3600x120",
     },
     "a run stands still for three minutes": {STALLED: "0x60 60+60x2 0x117"},
+    "the server of the environments starts again": {series("rlsrl_environment_server_waits"): "0x60 8x3 0x117"},
     "a few minibatches are skipped": {SKIPPED: "0x60 30x120"},
     "versions are meant to be rare": {
         series("rlsrl_checkpoint_period_seconds"): "3600x180",
@@ -115,6 +117,7 @@ FIRING: dict[str, Sequence[Series]] = {
         {RUNNING: None, f'{PHASE}"Starting"}}': "_x20 1x160", f'{PHASE}"Pending"}}': "1x19", STEPS: None},
     ],
     "RlsrlExperimentStalled": [{STALLED: "0x160 60+60x20"}],
+    "RlsrlEnvironmentServerAway": [{series("rlsrl_environment_server_waits"): "0x160 8x20"}],
     "RlsrlExperimentFailed": [{RUNNING: "1x150", f'{PHASE}"Failed"}}': "_x150 1x30"}],
     "RlsrlGangRestarting": [{series("rlsrl_experiment_gang_restarts_total"): "0x140 1x10 2x10 3x20"}],
     "RlsrlCoordinatorAbsent": [{COORDINATOR: "1x150 0x30"}, {COORDINATOR: "1x150"}],

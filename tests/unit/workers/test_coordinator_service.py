@@ -22,7 +22,7 @@ from rlsrl.workers.leases import Claim, Lease, Leases
 from rlsrl.workers.ledger_copies import LedgerCopies
 from rlsrl.workers.run_progress import JUDGE_SECONDS
 from rlsrl.workers.stalls import STALL_SECONDS
-from rlsrl.workers.status import ExperimentInfo
+from rlsrl.workers.status import SERVER_WAITS, ExperimentInfo, MemberReport
 from rlsrl.workers.worker_messages import report_of
 
 LEASE_SECONDS = 10.0
@@ -111,6 +111,28 @@ def test_a_run_that_stands_still_shows_in_the_metric_and_on_the_page(watch: Call
         now, copies = clock.monotonic(), service._state.copies
         page = service._progress.status(service._experiment, copies, now, capacity=roster.capacity)
         assert page["stall"]["reasons"] == [f"trainer-0 has not answered for {now:.0f} s"]
+
+    watch(check, own_process())
+
+
+def test_environments_that_wait_for_their_server_show_in_the_metric_while_their_worker_is_there(
+    watch: Callable[[Check, str], None],
+) -> None:
+    def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
+        def shown() -> float | None:
+            return service._metrics.registry.get_sample_value("rlsrl_environment_server_waits")
+
+        claim = Claim(role="actor", instance="a", index=0)
+        lease = roster.lease(claim, clock.monotonic())
+        assert isinstance(lease, Lease)
+        service._register(pb.Hello(role="actor", instance="a"), claim, lease)
+        for waits in (3.0, 0.0, 2.0):
+            roster.heartbeat("a", clock.monotonic())
+            service._members.update(claim, MemberReport(stats={SERVER_WAITS: waits}), clock.monotonic())
+            sweep_for(JUDGE_SECONDS + SWEEP_SECONDS, service, clock)
+            assert shown() == waits
+        sweep_for(LEASE_SECONDS + JUDGE_SECONDS, service, clock)
+        assert shown() == 0.0
 
     watch(check, own_process())
 

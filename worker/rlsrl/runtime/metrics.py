@@ -284,6 +284,12 @@ class Metrics:
         unit="seconds",
         roles=(COORDINATOR,),
     )
+    environment_server_waits = _Declared(
+        Gauge,
+        "environment_server_waits",
+        "Environments that wait for their server (environment.http), which is away.",
+        roles=(COORDINATOR,),
+    )
     heartbeat_age_seconds = _Declared(
         Gauge,
         "heartbeat_age_seconds",

@@ -16,10 +16,10 @@ from rlsrl.workers.long_calls import LongCalls
 from rlsrl.workers.members import Members
 from rlsrl.workers.recent_rate import RecentRate
 from rlsrl.workers.stalls import StepClock, judge
-from rlsrl.workers.status import ExperimentInfo, MemberReport, Stall, build_status
+from rlsrl.workers.status import ExperimentInfo, MemberReport, Stall, build_status, server_waits
 
 JUDGE_SECONDS = 5.0
-"""The longest time between two judgements whether the run stands still."""
+"""The longest time between two judgements of the run."""
 
 
 class RunProgress:
@@ -35,6 +35,7 @@ class RunProgress:
         self._env_steps = RecentRate()
         self._step_clock = StepClock(now)
         self._stalled_seconds = metrics.stalled_seconds
+        self._server_waits = metrics.environment_server_waits
         self._judged_at = now
 
     def note(self, claim: Claim, report: MemberReport, page: PageRecord | None, now: float) -> None:
@@ -62,7 +63,7 @@ class RunProgress:
         )
 
     def judge_if_due(self, experiment: ExperimentInfo, now: float, *, capacity: Mapping[str, int]) -> None:
-        """Judge whether the run stands still, and set the metric, if that was ``JUDGE_SECONDS`` ago."""
+        """Judge whether the run stands still, and set the metrics, if that was ``JUDGE_SECONDS`` ago."""
         if now - self._judged_at > JUDGE_SECONDS:
             self._judge(experiment, now, capacity)
 
@@ -71,4 +72,6 @@ class RunProgress:
         members, calls = self._members.for_status(), self.long_calls.present(now)
         stall = judge(members, calls, self._step_clock, now, experiment=experiment, capacity=capacity)
         self._stalled_seconds.set(0.0 if stall is None else stall.seconds)
+        waits = server_waits(each for each in members if each.present)
+        self._server_waits.set(0 if waits is None else waits["number"])
         return stall

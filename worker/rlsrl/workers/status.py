@@ -152,7 +152,7 @@ def build_status(
         },
         "gone": [_gone(member, now) for member in everyone if not member.present],
         "environment_calls": [_call(each) for each in long_calls],
-        SERVER_WAITS: _server_waits(present),
+        SERVER_WAITS: server_waits(present),
         **{name: _failures(everyone, role, name) for name, role in FAILURES.items()},
         "paused": _paused(present),
         "stall": None if stall is None else {"seconds": round(stall.seconds, 1), "reasons": list(stall.reasons)},
@@ -268,13 +268,14 @@ def _paused(present: Sequence[Member]) -> dict[str, Any] | None:
     return {"number": len(paused), "since": since, "text": text}
 
 
-def _server_waits(members: Iterable[Member]) -> dict[str, Any] | None:
-    """Return how many environments of present workers wait for their server, since when, and why the first one does;
-    None if none waits.
+def server_waits(present: Iterable[Member]) -> dict[str, Any] | None:
+    """Return how many environments of present workers wait for their server, since when, and why the first one does.
+
+    None: none waits.
     """
     waits = [
         (_finite(each.report.stats.get(SERVER_AWAY_SINCE)) or 0.0, number, each)
-        for each in members
+        for each in present
         if (number := int(_finite(each.report.stats.get(SERVER_WAITS)) or 0)) > 0
     ]
     if not waits:
