@@ -3,9 +3,42 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import pytest
+
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk, LiveRun, RunFolderFacts
+
+EVERY_ROLE = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: live}
+spec:
+  environment: {id: CartPole-v1}
+  policy: {network: {mlp: {hiddenSizes: [16]}}}
+  algorithm: {ppo: {epochs: 2, minibatchSize: 256}}
+  actors: {replicas: 2, environments: 8, rolloutLength: 64}
+  policyWorkers: {replicas: 1}
+  bufferWorkers: {replicas: 1}
+  trainers: {replicas: 2}
+  evaluators: {replicas: 1, episodesPerEnvironment: 1}
+  parameters: {everySteps: 10}
+  stop: {wallSeconds: 3600}
+"""
+SCALES = (
+    ("policyWorkers", "policy", 2),
+    ("policyWorkers", "policy", 1),
+    ("evaluators", "evaluator", 2),
+    ("evaluators", "evaluator", 1),
+    ("bufferWorkers", "buffer", 2),
+    ("bufferWorkers", "buffer", 1),
+    ("trainers", "trainer", 1),
+    ("trainers", "trainer", 2),
+    ("actors", "actor", 4),
+    ("actors", "actor", 1),
+)
+"""Field, role, replicas: as ``tests/e2e/test_scaling.py`` scales pods."""
 
 
 def steps_of(facts: RunFolderFacts) -> list[int]:
@@ -58,4 +91,34 @@ def test_a_run_is_edited_while_it_trains_and_extended_after_its_end(tmp_path: Pa
     assert steps == sorted(steps), "one curve"
     assert steps[-1] == 2 * reached
     assert [info.version.step for info in facts.versions()][-1] == 2 * reached
+    assert facts.leftovers() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_role_is_scaled_while_a_run_trains(tmp_path: Path) -> None:
+    """Only processes of the roles that ``rlsrl edit`` names are new, and no transition is lost."""
+    desk = Desk(tmp_path, EVERY_ROLE)
+    facts = desk.facts()
+    with desk.begin() as run:
+        run.until(lambda: run.is_complete() and facts.train_steps() > 0, "training with all workers")
+        for field, role, replicas in SCALES:
+            before = {worker for worker in run.workers() if worker.role != role}
+            edited = desk.call("edit", "live", "--set", f"{field}.replicas={replicas}")
+            assert edited.returncode == 0, edited.stderr
+            what = f"{replicas} of {field}"
+            run.until(lambda: run.is_complete() and len(run.workers(role)) == replicas, what)
+            steps = facts.train_steps()
+            run.until(lambda: facts.train_steps() > steps, f"training with {what}")
+            named = re.search(r"new processes: (.*)", edited.stdout)
+            renewed = set(named[1].split(", ")) if named else set()
+            kept = {worker for worker in before if worker.role not in renewed}
+            assert kept <= set(run.workers()), f"{field}: {edited.stdout}"
+        end = facts.train_steps() + 20
+        assert desk.call("edit", "live", "--set", f"stop.trainSteps={end}").returncode == 0
+        assert run.wait() == 0, run.output
+    summary = facts.json("summary.json")
+    assert (summary["reason"], summary["restarts"]) == ("trainSteps", {})
+    assert summary["ledger"]["balanced"], summary["ledger"]
+    assert not any(summary["ledger"]["lost"].values()), summary["ledger"]
     assert facts.leftovers() == []
