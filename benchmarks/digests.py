@@ -1,4 +1,4 @@
-"""Compare what PPO learns in 20 training steps with an older commit, bit for bit: ``python benchmarks/digests.py BASE``.
+"""Compare the weights after 20 steps of PPO with those of an older commit: ``python benchmarks/digests.py BASE``.
 
 Both commits run the same experiments by ``rlsrl run``, one step after the other (``pacing.maxPolicyLag`` 0, eager),
 with one rank and with two: a dense network, a convolutional one, an action mask, and continuous actions. Prints the
@@ -56,9 +56,10 @@ def experiment(settings: Mapping[str, Any], ranks: int) -> dict[str, Any]:
         "spec": {
             "seed": 1,
             **settings,
-            "algorithm": {"ppo": {"epochs": 2, "minibatchSize": 64}},
+            "algorithm": {"ppo": {"epochs": 2, "minibatchSize": 128}},
             "actors": {"replicas": 1, "environments": 8, "rolloutLength": 32},
-            "trainers": {"replicas": ranks, "compile": "off"},
+            # Each rank trains one rollout of the actor in each step.
+            "trainers": {"replicas": ranks, "batchEnvironments": 8 * ranks, "compile": "off"},
             "pacing": {"maxPolicyLag": 0},
             "stop": {"trainSteps": STEPS},
         },
