@@ -135,6 +135,7 @@ def test_a_connection_that_the_server_has_closed_is_replaced(server: Server, say
         (None, False, "timed out"),
         (None, True, "the server closed the connection without an answer"),
         (b"hello\r\n\r\n", True, "Expected HTTP/"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", False, "another protocol"),
         (ANSWER[:-1], True, "the server closed the connection within its answer"),
         (ANSWER[:20], True, "the server closed the connection within its answer"),
     ],

@@ -16,7 +16,7 @@ from http.client import HTTP_PORT, HTTPS_PORT
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from httptools import HttpParserError, HttpResponseParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 _READ_BYTES = 65536
 
@@ -69,6 +69,8 @@ class Connections:
             return self._exchange(connection, head.encode("ascii") + body, seconds)
         except (OSError, HttpParserError) as error:
             raise RequestFailed(str(error) or type(error).__name__) from error
+        except HttpParserUpgrade as error:
+            raise RequestFailed("the server changes to another protocol") from error
 
     def _kept(self) -> socket.socket | None:
         """Return a kept connection that the server has not closed meanwhile, or None."""
