@@ -80,10 +80,10 @@ BATCH = {"trainers": {"batchEnvironments": 8}}
 
 def test_invalid_settings_are_refused() -> None:
     with pytest.raises(KeyError, match="epochs is not a live setting"):
-        with_settings(trainer(), {"algorithm": {"epochs": 3}})
+        with_settings(trainer(), {"algorithm": {"ppo": {"epochs": 3}}})
     with pytest.raises(KeyError, match="seed is not a live setting"):
         with_settings(trainer(), {"seed": 3})
     with pytest.raises(KeyError, match="nothing"):
         with_settings(trainer(), {"nothing": 3})
     with pytest.raises(ValidationError, match="learning_rate"):
-        with_settings(trainer(), {"algorithm": {"learning_rate": -1.0}})
+        with_settings(trainer(), {"algorithm": {"ppo": {"learning_rate": -1.0}}})

@@ -62,7 +62,7 @@ def test_each_role_has_the_config_that_it_needs() -> None:
     assert experiment.coordinator.parameter_store == experiment.trainer.parameter_store
     assert (experiment.coordinator.num_actors, experiment.coordinator.num_trainers) == (2, 1)
     trainer = experiment.trainer
-    assert (trainer.environment, trainer.network, trainer.algorithm) == (environment, network, PpoSpec(epochs=2))
+    assert (trainer.environment, trainer.network, trainer.algorithm.chosen) == (environment, network, PpoSpec(epochs=2))
     assert (trainer.rollout_length, trainer.batch_lanes) == (128, 8)
     assert (trainer.max_policy_lag, trainer.num_producers) == (2, 2)
     assert (trainer.policy_name, trainer.parameter_store.folder) == ("default", "/runs/one/parameters")
@@ -255,7 +255,7 @@ def test_the_roles_that_normalise_have_the_normalisation_config() -> None:
     experiment = resolved(
         "policy.normalizeObservations=true", "algorithm.ppo.normalizeRewards=true", "algorithm.ppo.discount=0.9"
     )
-    assert (experiment.trainer.normalize_observations, experiment.trainer.algorithm.normalize_rewards) == (True, True)
+    assert (experiment.trainer.normalize_observations, experiment.trainer.algorithm.chosen.normalize_rewards) == (True, True)
     assert experiment.actor.return_discount == 0.9
 
 
@@ -338,7 +338,7 @@ def test_configs_go_through_json_in_snake_case() -> None:
     for config in (experiment.coordinator, experiment.trainer, experiment.actor):
         assert type(config).from_json(config.to_json().encode()) == config
     trainer = json.loads(experiment.trainer.to_json())
-    assert trainer["algorithm"]["minibatch_size"] == 256
+    assert trainer["algorithm"]["ppo"]["minibatch_size"] == 256
     assert not [key for key in keys_of(trainer) if key != key.lower()]
 
 

@@ -18,11 +18,36 @@ from typing_extensions import override
 
 from rlsrl.algorithms.base import INDEX, WEIGHT, Algorithm, Batch, Evaluate, Reduce, Tensors
 from rlsrl.algorithms.returns import explained_variance, explained_variance_sums, generalized_advantages
-from rlsrl.algorithms.schedules import Scheduled, value_at
+from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
+from rlsrl.api.spec import PpoSpec
 from rlsrl.data.specs import Arrays
 from rlsrl.policies.device import to_device, to_host
 from rlsrl.policies.distributions import log_prob_and_entropy_for, log_prob_for
 from rlsrl.policies.torch_policy import TorchPolicy
+
+
+def build(settings: PpoSpec, policy: TorchPolicy, num_ranks: int, end: int | None) -> Ppo:
+    """Return one of ``num_ranks`` ranks' algorithm: see ``catalog.Implementation.build``."""
+    return Ppo(
+        policy,
+        discount=settings.discount,
+        gae_lambda=settings.gae_lambda,
+        clip_value_loss=settings.clip_value_loss,
+        **coefficients(settings, end),
+        value_coefficient=settings.value_coefficient,
+        epochs=settings.epochs,
+        minibatch_size=settings.minibatch_size // num_ranks,
+        normalize_advantages=settings.normalize_advantages,
+        reward_clip=settings.reward_clip,
+    )
+
+
+def coefficients(settings: PpoSpec, end: int | None) -> dict[str, Scheduled]:
+    """Return the loss's coefficients that may change: see ``catalog.Implementation.coefficients``."""
+    return {
+        "clip_range": scheduled(settings.clip_range, settings.clip_range_schedule, end),
+        "entropy_coefficient": scheduled(settings.entropy_coefficient, settings.entropy_coefficient_schedule, end),
+    }
 
 
 class Ppo(Algorithm):

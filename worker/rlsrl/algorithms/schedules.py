@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlsrl.api.spec import ScheduleSpec
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSchedule:
@@ -27,3 +29,12 @@ Scheduled = float | LinearSchedule
 def value_at(scheduled: Scheduled, env_steps: int) -> float:
     """Return the value after ``env_steps`` trained transitions."""
     return scheduled.at(env_steps) if isinstance(scheduled, LinearSchedule) else scheduled
+
+
+def scheduled(start: float, schedule: ScheduleSpec | None, end: int | None) -> Scheduled:
+    """Return the number or its schedule, which ends after ``end`` trained transitions unless it says when itself."""
+    if schedule is None:
+        return start
+    env_steps = schedule.chosen.env_steps or end
+    assert env_steps is not None, "validation leaves at least one"
+    return LinearSchedule(start=start, end=schedule.chosen.to, env_steps=env_steps)

@@ -15,6 +15,7 @@ from typing_extensions import override
 from rlsrl.api.model import INTEGRAL, LIVE, Model
 from rlsrl.api.role_names import ACTOR, BUFFER, EVALUATOR, POLICY, TRAINER
 from rlsrl.api.spec import (
+    AlgorithmSpec,
     CompileMode,
     Device,
     Environment,
@@ -22,7 +23,6 @@ from rlsrl.api.spec import (
     Network,
     ParameterVersions,
     PausedWorkers,
-    PpoSpec,
     Stop,
     Tracking,
     Wandb,
@@ -192,7 +192,7 @@ class TrainerConfig(RoleConfig):
     """The network that is trained."""
     normalize_observations: bool
     """Whether observations are standardised."""
-    algorithm: PpoSpec
+    algorithm: AlgorithmSpec
     """The training algorithm."""
     rollout_length: PositiveInteger
     """T: steps of a slot."""

@@ -137,7 +137,7 @@ def trainer_config(context: ResolutionContext) -> TrainerConfig:
         environment=context.environment,
         network=spec.policy.network,
         normalize_observations=spec.policy.normalize_observations,
-        algorithm=spec.algorithm.chosen,
+        algorithm=spec.algorithm,
         rollout_length=spec.actors.rollout_length,
         batch_lanes=spec.batch_environments,
         max_policy_lag=spec.pacing.max_policy_lag,

@@ -160,7 +160,7 @@ def _costs(measured: Costs, spec: ExperimentSpec, minibatch_seconds: float | Non
     """
     if minibatch_seconds is None:
         return measured
-    row_seconds = minibatch_seconds / spec.algorithm.chosen.minibatch_size
+    row_seconds = minibatch_seconds / spec.algorithm.chosen.minibatch_rows
     return replace(
         measured,
         minibatch_seconds=0.0,

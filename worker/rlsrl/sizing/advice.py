@@ -138,8 +138,9 @@ def _trainers(spec: ExperimentSpec) -> Iterator[SpecChange]:
     yield SpecChange(overrides=(f"trainers.replicas={2 * replicas}",))
     if replicas % 2 == 0:
         yield SpecChange(overrides=(f"trainers.replicas={replicas // 2}",), saves=True)
-    minibatch = 2 * spec.algorithm.chosen.minibatch_size
-    yield SpecChange(overrides=(f"algorithm.ppo.minibatchSize={minibatch}",), note="changes learning")
+    algorithm = spec.algorithm
+    minibatch = 2 * algorithm.chosen.minibatch_rows
+    yield SpecChange(overrides=(f"algorithm.{algorithm.name}.minibatchSize={minibatch}",), note="changes learning")
 
 
 def _lag(spec: ExperimentSpec) -> Iterator[SpecChange]:

@@ -246,8 +246,8 @@ def workload_of(
         environment_threads=spec.actors.vectorization == "threads",
         rollout_length=num_steps,
         batch_lanes=spec.batch_environments,
-        minibatch_size=spec.algorithm.chosen.minibatch_size,
-        epochs=spec.algorithm.chosen.epochs,
+        minibatch_size=spec.algorithm.chosen.minibatch_rows,
+        epochs=spec.algorithm.chosen.passes,
         max_policy_lag=spec.pacing.max_policy_lag,
         num_trainers=spec.trainers.replicas,
         compiled=compiled,
@@ -275,4 +275,4 @@ def _is_compiled(spec: ExperimentSpec, hardware: Hardware) -> bool:
 def _shares_microbatches(spec: ExperimentSpec, env_spec: EnvSpec) -> bool:
     """Return whether the one rank splits its minibatches, as ``rlsrl.algorithms.gradients.microbatches`` does."""
     elements = sum(math.prod(array.shape) for array in env_spec.observation.values())
-    return spec.trainers.replicas == 1 and spec.algorithm.chosen.minibatch_size * elements > MICROBATCH_ELEMENTS
+    return spec.trainers.replicas == 1 and spec.algorithm.chosen.minibatch_rows * elements > MICROBATCH_ELEMENTS

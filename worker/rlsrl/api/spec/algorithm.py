@@ -1,10 +1,17 @@
-"""``spec.algorithm``: how the policy is trained on the samples."""
+"""``spec.algorithm``: how the policy is trained on the samples.
+
+An algorithm is a block here, a module of ``rlsrl.algorithms`` with the block's name, tests and an example. All that is
+not of one algorithm reads the fields and properties of ``AlgorithmSettings`` only.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, ClassVar
 
 from pydantic import Field
+from pydantic.alias_generators import to_camel
+from typing_extensions import override
 
 from rlsrl.api.model import INTEGRAL, LIVE, REFUSE, Model
 from rlsrl.api.spec.scalars import Count
@@ -34,11 +41,8 @@ class ScheduleSpec(Model):
         return self.linear
 
 
-class PpoSpec(Model):
-    """Proximal policy optimisation (Schulman et al. 2017) with generalised advantage estimation.
-
-    With the decoupled objective of Hilton et al. (2022), under which a lag of one step costs little learning.
-    """
+class AlgorithmSettings(Model):
+    """The settings that every algorithm has, and what others need to know of the rest."""
 
     learning_rate: Annotated[float, Field(gt=0, le=1), LIVE] = 3e-4
     """Step size of Adam."""
@@ -46,6 +50,44 @@ class PpoSpec(Model):
     """How learningRate changes during training. Constant by default."""
     discount: Annotated[float, Field(ge=0, le=1)] = 0.99
     """Weight of the reward one step later (gamma)."""
+    reward_clip: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Rewards are clipped to [-rewardClip, rewardClip] for training, after normalisation if there is one. Atari games
+    usually have 1. Reported returns are the environment's own."""
+    normalize_rewards: Annotated[bool, REFUSE] = False
+    """Whether rewards are divided by the standard deviation of the discounted return and clipped to [-10, 10]."""
+    max_gradient_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 0.5
+    """Longer gradients are scaled down to this Euclidean norm."""
+    adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    """Added to Adam's denominator."""
+
+    @property
+    @abstractmethod
+    def minibatch_rows(self) -> int:
+        """Rows of one gradient step, of all ranks together."""
+
+    @property
+    @abstractmethod
+    def passes(self) -> int:
+        """How often each transition is trained on."""
+
+    @classmethod
+    def schedule_names(cls) -> tuple[str, ...]:
+        """Return the YAML names of the fields that are schedules."""
+        return tuple(to_camel(name) for name in cls.model_fields if name.endswith("_schedule"))
+
+    @property
+    def schedules(self) -> dict[str, LinearScheduleSpec]:
+        """The schedules that are set, by the YAML name of their field."""
+        fields = {to_camel(name): getattr(self, name) for name in type(self).model_fields}
+        return {name: value.chosen for name, value in fields.items() if isinstance(value, ScheduleSpec)}
+
+
+class PpoSpec(AlgorithmSettings):
+    """Proximal policy optimisation (Schulman et al. 2017) with generalised advantage estimation.
+
+    With the decoupled objective of Hilton et al. (2022), under which a lag of one step costs little learning.
+    """
+
     gae_lambda: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Between one-step advantages (0, biased) and whole returns (1, noisy)."""
     clip_range: Annotated[float, Field(gt=0, le=10), LIVE] = 0.2
@@ -61,31 +103,22 @@ class PpoSpec(Model):
     """How entropyCoefficient changes during training. Constant by default."""
     value_coefficient: Annotated[float, Field(ge=0, le=100)] = 0.5
     """Weight of the value loss in the loss."""
-    max_gradient_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 0.5
-    """Longer gradients are scaled down to this Euclidean norm."""
     epochs: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 4
     """Passes over each batch."""
     minibatch_size: Annotated[int, Field(ge=2, le=16_777_216), INTEGRAL] = 256
     """Transitions of one optimizer step. Must divide the batch: rolloutLength x trainers.batchEnvironments."""
     normalize_advantages: bool = True
     """Whether advantages are normalised to mean 0 and standard deviation 1 in each minibatch."""
-    reward_clip: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
-    """Rewards are clipped to [-rewardClip, rewardClip] for training, after normalisation if there is one. Atari games
-    usually have 1. Reported returns are the environment's own."""
-    normalize_rewards: Annotated[bool, REFUSE] = False
-    """Whether rewards are divided by the standard deviation of the discounted return and clipped to [-10, 10]."""
-    adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
-    """Added to Adam's denominator."""
 
     @property
-    def schedules(self) -> dict[str, LinearScheduleSpec]:
-        """The schedules that are set, by the YAML name of their field."""
-        given = {
-            "learningRateSchedule": self.learning_rate_schedule,
-            "clipRangeSchedule": self.clip_range_schedule,
-            "entropyCoefficientSchedule": self.entropy_coefficient_schedule,
-        }
-        return {name: schedule.chosen for name, schedule in given.items() if schedule is not None}
+    @override
+    def minibatch_rows(self) -> int:
+        return self.minibatch_size
+
+    @property
+    @override
+    def passes(self) -> int:
+        return self.epochs
 
 
 class AlgorithmSpec(Model):
@@ -97,7 +130,12 @@ class AlgorithmSpec(Model):
     """Proximal policy optimisation."""
 
     @property
-    def chosen(self) -> PpoSpec:
+    def name(self) -> str:
+        """The name of the block that is set."""
+        return next(name for name in self.exactly_one if getattr(self, name) is not None)
+
+    @property
+    def chosen(self) -> AlgorithmSettings:
         """The algorithm that is set."""
-        assert self.ppo is not None, "validation leaves exactly one"
-        return self.ppo
+        settings: AlgorithmSettings = getattr(self, self.name)
+        return settings

@@ -26,9 +26,8 @@ from rlsrl.api.spec.workers import Actors, BufferWorkers, Evaluators, Pacing, Po
 API_VERSION = "rlsrl.dev/v1alpha1"
 KIND = "RLExperiment"
 
-_ACTORS, _TRAINERS, _PPO = "self.actors", "self.trainers.replicas", "self.algorithm.ppo"
+_ACTORS, _TRAINERS = "self.actors", "self.trainers.replicas"
 _GROUPS = f"{_ACTORS}.ringSize"
-_MINIBATCH = f"{_PPO}.minibatchSize"
 _ENVIRONMENTS = (
     f"(has({_ACTORS}.environments) ? {_ACTORS}.environments : {_ACTORS}.environmentsPerActor * {_ACTORS}.replicas)"
 )
@@ -57,9 +56,7 @@ _LEAST_LAG = (
     f" : {_PART} % ({_NARROW} % {_PART}) == 0 ? {_NARROW} / {_PART} : {_NARROW} / {_PART} + 1)"
 )
 """See ``ExperimentSpec.least_policy_lag``."""
-_DIVISORS = " && ".join(
-    f"{each} > 0" for each in (_ENVIRONMENTS, f"{_ACTORS}.replicas", _GROUPS, _BATCH, _TRAINERS, _MINIBATCH)
-)
+_DIVISORS = " && ".join(f"{each} > 0" for each in (_ENVIRONMENTS, f"{_ACTORS}.replicas", _GROUPS, _BATCH, _TRAINERS))
 
 
 def _with_divisors(cel: str) -> str:
@@ -82,7 +79,7 @@ def _ranks_fill_pods(spec: ExperimentSpec) -> Fault | None:
 
 
 def _minibatch_divides_batch(spec: ExperimentSpec) -> Fault | None:
-    size = spec.algorithm.chosen.minibatch_size
+    size = spec.algorithm.chosen.minibatch_rows
     if spec.batch_transitions % size == 0:
         return None
     batch = f"rolloutLength {spec.actors.rollout_length} x {spec.batch_environments} environments of a batch"
@@ -93,18 +90,38 @@ def _minibatch_divides_batch(spec: ExperimentSpec) -> Fault | None:
 
 
 def _minibatch_is_shared(spec: ExperimentSpec) -> Fault | None:
-    size, replicas = spec.algorithm.chosen.minibatch_size, spec.trainers.replicas
+    size, replicas = spec.algorithm.chosen.minibatch_rows, spec.trainers.replicas
     if size % replicas == 0:
         return None
     return Fault(f"{replicas} trainers cannot share {size} transitions evenly", f"a multiple of {replicas}")
 
 
-def _schedule_rule(name: str) -> CrossFieldRule:
-    linear = f"{_PPO}.{name}.linear"
+def _minibatch_rules(algorithm: str) -> tuple[CrossFieldRule, ...]:
+    """Return the rules of an algorithm whose minibatches are equal parts of a batch."""
+    at = f"algorithm.{algorithm}.minibatchSize"
+    size = f"self.{at}"
+    return (
+        CrossFieldRule(
+            at=at,
+            check=_minibatch_divides_batch,
+            cel=_with_divisors(f"{size} <= 0 || {_ACTORS}.rolloutLength * {_BATCH} % {size} == 0"),
+            message="must divide a batch: actors.rolloutLength x environments of a batch",
+        ),
+        CrossFieldRule(
+            at=at,
+            check=_minibatch_is_shared,
+            cel=_with_divisors(f"{size} % {_TRAINERS} == 0"),
+            message="must be a multiple of trainers.replicas, which share each minibatch evenly",
+        ),
+    )
+
+
+def _schedule_rule(algorithm: str, name: str) -> CrossFieldRule:
+    field = f"self.algorithm.{algorithm}.{name}"
     return CrossFieldRule(
-        at=f"algorithm.ppo.{name}.linear.envSteps",
+        at=f"algorithm.{algorithm}.{name}.linear.envSteps",
         check=_schedule_has_end(name),
-        cel=f"!has({_PPO}.{name}) || has({linear}.envSteps) || has(self.stop.envSteps)",
+        cel=f"!has({field}) || has({field}.linear.envSteps) || has(self.stop.envSteps)",
         message="is missing, and stop.envSteps, its default, is missing, too",
     )
 
@@ -320,19 +337,8 @@ _RULES: tuple[CrossFieldRule, ...] = (
         cel=f"self.trainers.gpusPerPod == 0 || {_TRAINERS} % self.trainers.gpusPerPod == 0",
         message="must divide trainers.replicas",
     ),
-    CrossFieldRule(
-        at="algorithm.ppo.minibatchSize",
-        check=_minibatch_divides_batch,
-        cel=_with_divisors(f"{_ACTORS}.rolloutLength * {_BATCH} % {_MINIBATCH} == 0"),
-        message="must divide a batch: actors.rolloutLength x environments of a batch",
-    ),
-    CrossFieldRule(
-        at="algorithm.ppo.minibatchSize",
-        check=_minibatch_is_shared,
-        cel=_with_divisors(f"{_MINIBATCH} % {_TRAINERS} == 0"),
-        message="must be a multiple of trainers.replicas, which share each minibatch evenly",
-    ),
-    *map(_schedule_rule, ("learningRateSchedule", "clipRangeSchedule", "entropyCoefficientSchedule")),
+    *_minibatch_rules("ppo"),
+    *(_schedule_rule("ppo", name) for name in PpoSpec.schedule_names()),
     CrossFieldRule(
         at="actors.ringSize",
         check=_groups_need_policy_workers,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import torch
 
 from rlsrl.algorithms.base import Reduce
+from rlsrl.algorithms.catalog import implementation_of
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.normalizer import Normalizer, normalizable
-from rlsrl.algorithms.ppo import Ppo
-from rlsrl.algorithms.schedules import LinearSchedule, Scheduled
+from rlsrl.algorithms.schedules import Scheduled, scheduled
 from rlsrl.api.resolved import TrainerConfig
-from rlsrl.api.spec import ScheduleSpec
 from rlsrl.data.slots import SlotLayout, rollout_layout
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.parameters.protocols import Parameters
@@ -37,27 +37,16 @@ def build_learner(
     Raises:
         ConfigurationError: the config asks to normalise observations, and none can be normalised.
     """
-    ppo = config.algorithm
+    settings = config.algorithm.chosen
     if device.type != "cpu":
         policy = torch_policy(config.network, env_spec, seed=config.seed, device=device)
-    algorithm = Ppo(
-        policy,
-        discount=ppo.discount,
-        gae_lambda=ppo.gae_lambda,
-        clip_value_loss=ppo.clip_value_loss,
-        **coefficients_of(config),
-        value_coefficient=ppo.value_coefficient,
-        epochs=ppo.epochs,
-        minibatch_size=ppo.minibatch_size // config.num_trainers,
-        normalize_advantages=ppo.normalize_advantages,
-        reward_clip=ppo.reward_clip,
-    )
+    build = implementation_of(config.algorithm).build
     return Learner(
-        algorithm,
+        build(settings, policy, config.num_trainers, config.stop.env_steps),
         initial,
         learning_rate=learning_rate_of(config),
-        adam_epsilon=ppo.adam_epsilon,
-        max_gradient_norm=ppo.max_gradient_norm,
+        adam_epsilon=settings.adam_epsilon,
+        max_gradient_norm=settings.max_gradient_norm,
         seed=derived_seed(config.seed, "minibatches"),
         normalizer=_normalizer(config, env_spec),
         reduce=reduce,
@@ -85,7 +74,7 @@ def batch_layout(config: TrainerConfig, env_spec: EnvSpec) -> SlotLayout:
         env_spec,
         num_steps=config.rollout_length,
         num_lanes=config.lanes_per_rank,
-        discounted_return=config.algorithm.normalize_rewards,
+        discounted_return=config.algorithm.chosen.normalize_rewards,
         episode_info=config.environment.episode_info,
     )
 
@@ -100,24 +89,13 @@ def example_batch(config: TrainerConfig, env_spec: EnvSpec) -> Arrays:
 
 def learning_rate_of(config: TrainerConfig) -> Scheduled:
     """Return the learning rate or its schedule."""
-    return _scheduled(config.algorithm.learning_rate, config.algorithm.learning_rate_schedule, config)
+    settings = config.algorithm.chosen
+    return scheduled(settings.learning_rate, settings.learning_rate_schedule, config.stop.env_steps)
 
 
-def coefficients_of(config: TrainerConfig) -> dict[str, Scheduled]:
+def coefficients_of(config: TrainerConfig) -> Mapping[str, Scheduled]:
     """Return the loss's coefficients that may change, by name."""
-    ppo = config.algorithm
-    return {
-        "clip_range": _scheduled(ppo.clip_range, ppo.clip_range_schedule, config),
-        "entropy_coefficient": _scheduled(ppo.entropy_coefficient, ppo.entropy_coefficient_schedule, config),
-    }
-
-
-def _scheduled(start: float, schedule: ScheduleSpec | None, config: TrainerConfig) -> Scheduled:
-    if schedule is None:
-        return start
-    env_steps = schedule.chosen.env_steps or config.stop.env_steps
-    assert env_steps is not None, "validation leaves at least one"
-    return LinearSchedule(start=start, end=schedule.chosen.to, env_steps=env_steps)
+    return implementation_of(config.algorithm).coefficients(config.algorithm.chosen, config.stop.env_steps)
 
 
 def _normalizer(config: TrainerConfig, env_spec: EnvSpec) -> Normalizer:
@@ -128,4 +106,4 @@ def _normalizer(config: TrainerConfig, env_spec: EnvSpec) -> Normalizer:
             f"policy.normalizeObservations is true, but the environment observes {dtypes}: only floats are normalised. "
             f"Set it to false."
         )
-    return Normalizer(observation, rewards=config.algorithm.normalize_rewards)
+    return Normalizer(observation, rewards=config.algorithm.chosen.normalize_rewards)
