@@ -12,7 +12,7 @@ from kubernetes import client, config
 
 from rlsrl.api.edits import refused
 from rlsrl.api.load import SpecError, load_text
-from rlsrl.testing.documents import ALL_MODELS, JsonDocument, as_sent, empty_unions, perhaps_broken, variation
+from rlsrl.testing.documents import ALL_MODELS, JsonDocument, as_sent, perhaps_broken, refused_documents, variation
 from rlsrl.testing.kubectl import Namespace
 
 pytestmark = pytest.mark.e2e
@@ -70,7 +70,7 @@ def test_both_accept_and_refuse_the_same_documents(where: Namespace, num_documen
         assert bool(server) == bool(models), f"seed {seed}: {server!r} but {models!r} of {json.dumps(document)}"
         verdicts[bool(server)] += 1
         messages.append(server)
-    for document in empty_unions():
+    for document in refused_documents():
         document["metadata"] = {"name": "a"}
         messages.append(server_error(api, where.name, document))
         assert messages[-1], document

@@ -255,7 +255,8 @@ def test_the_roles_that_normalise_have_the_normalisation_config() -> None:
     experiment = resolved(
         "policy.normalizeObservations=true", "algorithm.ppo.normalizeRewards=true", "algorithm.ppo.discount=0.9"
     )
-    assert (experiment.trainer.normalize_observations, experiment.trainer.algorithm.chosen.normalize_rewards) == (True, True)
+    assert experiment.trainer.normalize_observations
+    assert experiment.trainer.algorithm.chosen.normalize_rewards
     assert experiment.actor.return_discount == 0.9
 
 

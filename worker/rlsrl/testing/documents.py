@@ -408,18 +408,21 @@ def camel(names: tuple[str, ...]) -> list[str]:
     return [to_camel(name) for name in names]
 
 
-def empty_unions() -> list[JsonDocument]:
-    """Return documents that are refused for a union without a member; random ones rarely have this fault."""
-    in_list = minimal()
-    in_list["spec"]["environment"]["egress"] = [{"to": {}, "ports": _PORTS}]
-    return [
-        in_list,
-        *(
-            with_value(case, {})
-            for case in CASES
-            if (model := MODELS.get(case.path)) is not None and (model.exactly_one or model.at_least_one)
-        ),
+def refused_documents() -> list[JsonDocument]:
+    """Return documents with one fault that random ones rarely have: an empty union, or a wrong entry of a list."""
+    entries = []
+    for path, wrong in ((("environment", "egress"), BROKEN_EGRESS), (("paused",), BROKEN_PAUSED)):
+        for entry in wrong:
+            document = minimal()
+            parent = document["spec"] if len(path) == 1 else document["spec"][path[0]]
+            parent[path[-1]] = [copy.deepcopy(entry)]
+            entries.append(document)
+    unions = [
+        with_value(case, {})
+        for case in CASES
+        if (model := MODELS.get(case.path)) is not None and (model.exactly_one or model.at_least_one)
     ]
+    return [*unions, *entries]
 
 
 def perhaps_broken(rng: random.Random) -> JsonDocument:
