@@ -11,11 +11,10 @@ from rlsrl.api.load import load_text
 from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import TrainerConfig
-from rlsrl.api.spec import LinearScheduleSpec, ScheduleSpec
 from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.rollouts import discrete_action, discrete_env_spec
-from rlsrl.workers.build.learner import _normalizer, _scheduled
+from rlsrl.workers.build.learner import _normalizer, coefficients_of, learning_rate_of
 
 TEXT = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -37,17 +36,17 @@ def config(*overrides: str) -> TrainerConfig:
     ("schedule", "expected"),
     [
         (None, 0.3),
-        (ScheduleSpec(linear=LinearScheduleSpec()), LinearSchedule(start=0.3, end=0.0, env_steps=5000)),
-        (
-            ScheduleSpec(linear=LinearScheduleSpec(to=0.1, env_steps=70)),
-            LinearSchedule(start=0.3, end=0.1, env_steps=70),
-        ),
+        ("{linear: {}}", LinearSchedule(start=0.3, end=0.0, env_steps=5000)),
+        ("{linear: {to: 0.1, envSteps: 70}}", LinearSchedule(start=0.3, end=0.1, env_steps=70)),
     ],
 )
-def test_a_schedule_ends_as_configured_or_with_training(
-    schedule: ScheduleSpec | None, expected: float | LinearSchedule
-) -> None:
-    assert _scheduled(0.3, schedule, config()) == expected
+def test_a_schedule_ends_as_configured_or_with_training(schedule: str | None, expected: float | LinearSchedule) -> None:
+    def configured(field: str) -> TrainerConfig:
+        further = [] if schedule is None else [f"algorithm.ppo.{field}Schedule={schedule}"]
+        return config(f"algorithm.ppo.{field}=0.3", *further)
+
+    assert learning_rate_of(configured("learningRate")) == expected
+    assert coefficients_of(configured("clipRange"))["clip_range"] == expected
 
 
 @pytest.mark.parametrize(
