@@ -11,31 +11,19 @@ from rlsrl.api.pods import is_ready
 from rlsrl.testing.faults import NAME, begin, goes_on, lives, reach_the_goal
 from rlsrl.testing.kubectl import Namespace
 from rlsrl.testing.recovery import Recovered
+from rlsrl.testing.scaling import SCALES
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(1500)]
 
 EVERYBODY = frozenset({"actor", "policy", "buffer", "trainer", "evaluator"})
-STEPS = (
-    ("policyWorkers", "policy", 2),
-    ("policyWorkers", "policy", 1),
-    ("evaluators", "evaluator", 2),
-    ("evaluators", "evaluator", 1),
-    ("bufferWorkers", "buffer", 2),
-    ("bufferWorkers", "buffer", 1),
-    ("trainers", "trainer", 1),
-    ("trainers", "trainer", 2),
-    ("actors", "actor", 4),
-    ("actors", "actor", 1),
-)
-"""Field, role, replicas."""
 
 
 def test_every_role_is_scaled(where: Namespace, recovered: Recovered) -> None:
     experiment = begin(where)
     (coordinator,) = lives(experiment, without=[*EVERYBODY]).items()
     books: list[str] = []
-    for field, role, replicas in STEPS:
+    for field, role, replicas in SCALES:
         began = time.monotonic()
         patch = json.dumps({"spec": {field: {"replicas": replicas}}})
         where.kubectl("patch", "rlexperiment", NAME, "--type=merge", "-p", patch)

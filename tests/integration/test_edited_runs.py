@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk, LiveRun, RunFolderFacts
+from rlsrl.testing.scaling import SCALES
 
 EVERY_ROLE = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -26,19 +27,6 @@ spec:
   parameters: {everySteps: 10}
   stop: {wallSeconds: 3600}
 """
-SCALES = (
-    ("policyWorkers", "policy", 2),
-    ("policyWorkers", "policy", 1),
-    ("evaluators", "evaluator", 2),
-    ("evaluators", "evaluator", 1),
-    ("bufferWorkers", "buffer", 2),
-    ("bufferWorkers", "buffer", 1),
-    ("trainers", "trainer", 1),
-    ("trainers", "trainer", 2),
-    ("actors", "actor", 4),
-    ("actors", "actor", 1),
-)
-"""Field, role, replicas: as ``tests/e2e/test_scaling.py`` scales pods."""
 
 
 def steps_of(facts: RunFolderFacts) -> list[int]:

@@ -1,4 +1,4 @@
-"""Each block of ``spec.algorithm`` has its module, and nobody else knows one of them."""
+"""Each block of ``spec.algorithm`` has its module, and no other module names an algorithm."""
 
 from __future__ import annotations
 

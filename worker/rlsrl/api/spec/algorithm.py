@@ -73,13 +73,17 @@ class AlgorithmSettings(Model):
     @classmethod
     def schedule_names(cls) -> tuple[str, ...]:
         """Return the YAML names of the fields that are schedules."""
-        return tuple(to_camel(name) for name in cls.model_fields if name.endswith("_schedule"))
+        return tuple(map(to_camel, cls._schedule_fields()))
+
+    @classmethod
+    def _schedule_fields(cls) -> list[str]:
+        return [name for name in cls.model_fields if name.endswith("_schedule")]
 
     @property
     def schedules(self) -> dict[str, LinearScheduleSpec]:
         """The schedules that are set, by the YAML name of their field."""
-        fields = {to_camel(name): getattr(self, name) for name in type(self).model_fields}
-        return {name: value.chosen for name, value in fields.items() if isinstance(value, ScheduleSpec)}
+        given = {to_camel(name): getattr(self, name) for name in self._schedule_fields()}
+        return {name: schedule.chosen for name, schedule in given.items() if schedule is not None}
 
 
 class PpoSpec(AlgorithmSettings):

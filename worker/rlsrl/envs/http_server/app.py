@@ -212,21 +212,8 @@ def serve(app: ASGIApp, listener: socket.socket) -> None:
 
 
 async def _of(future: Future[Any]) -> Any:
-    """Await a session's answer. A client that hangs up does not cancel it: a repeat will ask for it."""
-    loop = asyncio.get_running_loop()
-    done = loop.create_future()
-
-    def wake() -> None:
-        if not done.cancelled():
-            done.set_result(None)
-
-    def on_done(_: Future[Any]) -> None:
-        with contextlib.suppress(RuntimeError):  # the server has ended
-            loop.call_soon_threadsafe(wake)
-
-    future.add_done_callback(on_done)
-    await done
-    return future.result()
+    """Await a session's answer. It is shielded: a client that hangs up must not cancel what a repeat will ask for."""
+    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 async def _expire(sessions: Sessions) -> None:
