@@ -34,7 +34,7 @@ start_apiserver() {
 start_controllers() {
   local c config
   # Started last, because they exit if the roles do not exist yet.
-  until_true 120 'the API server is ready' kubectl get --raw /readyz
+  until_true "$START_SECONDS" 'the API server is ready' kubectl get --raw /readyz
   for c in kube-controller-manager kube-scheduler; do
     config=$PKI/$c.kubeconfig
     local flags=(--kubeconfig="$config" --authentication-kubeconfig="$config" --authorization-kubeconfig="$config"

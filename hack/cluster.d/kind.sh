@@ -112,5 +112,5 @@ api-stop() {
 
 api-start() {
   docker exec "$(require_node 1)" mv /etc/kubernetes/kube-apiserver.yaml "$MANIFESTS"
-  until_true 60 'the API server is ready' kubectl get --raw /readyz
+  until_true "$START_SECONDS" 'the API server is ready' kubectl get --raw /readyz
 }

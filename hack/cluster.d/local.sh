@@ -123,14 +123,14 @@ up() {
   ip addr add "$NET.1/24" dev "$BRIDGE"
   ip link set "$BRIDGE" up
   for i in $all; do start_node "$i"; done
-  until_true 120 'the API server is ready' kubectl get --raw /readyz
+  until_true "$START_SECONDS" 'the API server is ready' kubectl get --raw /readyz
   for i in $all; do ip route replace "$POD_NET.$i.0/24" via "$(node_ip "$i")"; done
-  until_true 60 'the controllers run' kubectl -n default get serviceaccount default
+  until_true "$START_SECONDS" 'the controllers run' kubectl -n default get serviceaccount default
   volumes | kubectl apply -f - >/dev/null
   (($1 > 0)) || return 0
-  until_true 120 "$1 nodes are Ready" nodes_ready "$1"
+  until_true "$START_SECONDS" "$1 nodes are Ready" nodes_ready "$1"
   kubectl apply -f "$PARTS/coredns.yaml" >/dev/null # now: with one node Ready, both pods would be there
-  until_true 120 'CoreDNS is ready' kubectl -n kube-system rollout status deployment/coredns --timeout=10s
+  until_true "$START_SECONDS" 'CoreDNS is ready' kubectl -n kube-system rollout status deployment/coredns --timeout=10s
 }
 
 down() {
@@ -215,5 +215,5 @@ api-start() {
   ! apiserver_lives || fail 'the API server is up already'
   # shellcheck disable=SC2016  # expanded inside the node
   inside 1 setsid bash -c '. "$1/settings.sh"; . "$1/control-plane.sh"; start_apiserver' - "$PARTS" </dev/null
-  until_true 60 'the API server is ready' kubectl get --raw /readyz
+  until_true "$START_SECONDS" 'the API server is ready' kubectl get --raw /readyz
 }

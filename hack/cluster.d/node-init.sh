@@ -31,7 +31,7 @@ network() {
   local j
   hostname "$name"
   ip link set lo up
-  until_true 30 "$name has its link" ip link show eth0
+  until_true "$START_SECONDS" "$name has its link" ip link show eth0
   ip addr add "$ip/24" dev eth0
   ip link set eth0 up
   ip route add default via "$NET.1"
@@ -65,7 +65,7 @@ JSON
       SystemdCgroup = false
 TOML
   containerd -c /run/containerd.toml >>"$own/log/containerd.log" 2>&1 &
-  until_true 60 "containerd of $name answers" ctr version
+  until_true "$START_SECONDS" "containerd of $name answers" ctr version
 }
 
 cgroups() { # create the kubelet's cgroup root; with cgroup v1, in every controller
@@ -137,7 +137,7 @@ fi
 ((NUM_NODES > 0)) || rest
 containers
 cgroups
-until_true 120 'the API server is ready' kubectl get --raw /readyz
+until_true "$START_SECONDS" 'the API server is ready' kubectl get --raw /readyz
 kubelet
 proxy
 rest

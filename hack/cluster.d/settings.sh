@@ -17,6 +17,7 @@ SERVICE_CIDR=10.96.0.0/16
 DNS_IP=10.96.0.10                     # as in coredns.yaml
 MAX_NODES=9
 NUM_VOLUMES=16
+START_SECONDS=300                     # for each part to start; usually seconds, but a start of CI's once took more than two minutes
 SYSCTLS=(kernel.panic kernel.panic_on_oops kernel.keys.root_maxkeys kernel.keys.root_maxbytes
   vm.overcommit_memory vm.panic_on_oom) # a kubelet sets them for the whole machine; `down` restores them
 
@@ -33,15 +34,23 @@ until_true() {
       keep_logs
       fail "$what: time-out; the logs are in $FAILED_LOGS"
     fi
-    sleep 0.1
+    sleep 0.5 # up to four wait for the API server at a time, and a call of kubectl takes a tenth of a second or more of a core
   done
 }
 
-keep_logs() { # copy the logs to where `down` leaves them
+# Copy the logs to where `down` leaves them, and print the last error of each: CI's machine is gone with its files.
+keep_logs() {
+  local log
   rm -rf "$FAILED_LOGS"
   mkdir -p "$FAILED_LOGS"
-  (cd "$STATE" && find . -path '*/log/*' -type f -exec cp --parents {} "$FAILED_LOGS" \;) || true
+  (cd "$STATE" && find . \( -path '*/log/*' -o -name init.log \) -type f -exec cp --parents {} "$FAILED_LOGS" \;) || true
   kubectl --request-timeout=10s get nodes,pods -A -o wide >"$FAILED_LOGS/objects.txt" 2>&1 || true
+  for log in $(cd "$FAILED_LOGS" && find . -name '*.log' -size +0 ! -path "*/${AUDIT_LOG##*/}" | sort); do
+    echo "cluster: ${log#./}: $({ grep -aE '^[EF][0-9]{4} |level=(error|fatal)' "$FAILED_LOGS/$log" || cat "$FAILED_LOGS/$log"; } |
+      tail -n 1 | cut -c1-300)"
+  done >&2
+  kubectl --request-timeout=10s get nodes >&2 -o jsonpath='{range .items[*]}cluster: {.metadata.name}: '\
+'{.status.conditions[?(@.type=="Ready")].message}{"\n"}{end}' || true
 }
 
 NODE_GRACE=${RLSRL_CLUSTER_NODE_GRACE:-50s} # a node's silence until it is NotReady; Kubernetes' default

@@ -28,7 +28,7 @@ with_store() ( # with_store COMMAND ARGUMENT...: run the command with exclusive 
   pid=$!
   trap 'kill "$pid" || true; wait "$pid" || true; rm -rf "$run"' EXIT
   export CONTAINERD_ADDRESS=$run/containerd.sock
-  until_true 60 "the image store is served (its log: $CACHE/store.log)" ctr version
+  until_true "$START_SECONDS" "the image store is served (its log: $CACHE/store.log)" ctr version
   "$@"
 )
 
