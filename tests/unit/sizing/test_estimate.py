@@ -132,14 +132,15 @@ def test_environment_threads_wait_together_and_compute_one_after_the_other() -> 
 
 
 def test_environment_threads_wake_up_one_after_the_other() -> None:
-    """8 environments: each computes for 0.1 ms, waits for 5 ms and wakes up in 0.5 ms; those that never wait do not."""
-    waits, computes = (
+    """8 environments: each computes for 0.1 ms, waits, and holds the interpreter for 0.5 ms while it wakes up."""
+    long, short, never = (
         workload(environment=EnvironmentSpeed(step_seconds=1e-4, wait_seconds=seconds), environment_threads=True)
-        for seconds in (5e-3, 0.0)
+        for seconds in (5e-3, 1e-3, 0.0)
     )
 
-    assert rate_of(waits, wake_seconds=5e-4) == pytest.approx(8 / (5.1e-3 + 8 * 5e-4))
-    assert rate_of(computes, wake_seconds=5e-4) == pytest.approx(1 / 1e-4)
+    assert rate_of(long, wake_seconds=5e-4) == pytest.approx(8 / 5.6e-3), "the wait is longer than all others' turns"
+    assert rate_of(short, wake_seconds=5e-4) == pytest.approx(8 / (8 * 1e-4 + 7 * 5e-4)), "the interpreter is busy"
+    assert rate_of(never, wake_seconds=5e-4) == pytest.approx(1 / 1e-4)
 
 
 def test_environment_threads_ask_policy_workers_one_by_one() -> None:

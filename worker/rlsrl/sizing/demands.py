@@ -93,7 +93,8 @@ def _step(work: Work) -> tuple[float, float]:
 def _step_in_threads(work: Work) -> tuple[float, float]:
     """Return what ``_step`` returns, for environments that each have a thread.
 
-    The threads wait together, but wake up and compute one after the other: one of them has the interpreter.
+    The threads wait together, but wake up and compute one after the other: one of them has the interpreter. Passing it on
+    takes a processor, as computing does.
     """
     workload, lanes = work.workload, work.workload.group_lanes
     one, waiting = work.acting_step(1), work.waiting_step(1)
@@ -102,7 +103,8 @@ def _step_in_threads(work: Work) -> tuple[float, float]:
         between = one + waiting + 2 * work.hop_seconds
         waiting += 2 * work.hop_seconds + _answer(work, between)
     waking = (lanes - 1) * work.costs.wake_seconds if workload.environment.wait_seconds else 0.0
-    return lanes * one, max(0.0, one + waiting - lanes * one) + waking
+    computing = lanes * one + waking
+    return computing, max(0.0, one + waiting - computing)
 
 
 def _answer(work: Work, between: float) -> float:
