@@ -18,6 +18,7 @@ from torch.distributions import Categorical
 
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.ppo import Ppo
+from rlsrl.data.random_slots import random_slot
 from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
@@ -26,7 +27,7 @@ from rlsrl.policies.build import build_network
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.numpy_policy import NumpyActor
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import discrete_env_spec, random_slot
+from rlsrl.testing.rollouts import discrete_env_spec
 
 NUM_STEPS, NUM_LANES, EPOCHS, MINIBATCH_SIZE = 128, 8, 4, 256
 ENV_SPEC = discrete_env_spec(num_features=4, num_actions=2)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Normal
 
+from rlsrl.data.random_slots import random_slot
 from rlsrl.data.slots import Slot
 from rlsrl.data.specs import ActionSpec, Arrays, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
@@ -19,7 +20,7 @@ from rlsrl.policies.exported import LayoutMismatch
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.numpy_policy import NumpyActor
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import CHOICES_AND_FLAGS, MIXED, continuous_action, discrete_action, random_slot
+from rlsrl.testing.rollouts import CHOICES_AND_FLAGS, MIXED, continuous_action, discrete_action
 
 NUM_STEPS, NUM_LANES, NUM_ACTIONS = 12, 5, 4
 OBSERVATION = {

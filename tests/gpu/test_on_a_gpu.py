@@ -17,6 +17,7 @@ from rlsrl.algorithms.base import one_rank
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.ppo import Ppo
 from rlsrl.data.inference import RolloutRequest
+from rlsrl.data.random_slots import random_slot
 from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
@@ -28,14 +29,7 @@ from rlsrl.policies.normalization import mean_of, variance_of
 from rlsrl.policies.recorded import MOST_LANES
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.live_runs import Desk
-from rlsrl.testing.rollouts import (
-    MIXED,
-    categories_env_spec,
-    continuous_env_spec,
-    discrete_action,
-    discrete_env_spec,
-    random_slot,
-)
+from rlsrl.testing.rollouts import MIXED, categories_env_spec, continuous_env_spec, discrete_action, discrete_env_spec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 

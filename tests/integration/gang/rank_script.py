@@ -10,12 +10,13 @@ import torch
 
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.ppo import Ppo
+from rlsrl.data.random_slots import random_slot
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.build import build_network
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import discrete_env_spec, random_slot
+from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 
 STEPS, LANES, TRAIN_STEPS = 8, 4, 5

@@ -14,7 +14,8 @@ import rlsrl
 import rlsrl_operator
 from rlsrl.api.spec import AlgorithmSettings, AlgorithmSpec
 
-NAMES = AlgorithmSpec.exactly_one
+NAMES = tuple(name for name in AlgorithmSpec.exactly_one if name != "custom")
+"""The built-in algorithms."""
 KNOWING = ("rlsrl/api/", "rlsrl/testing/", *(f"rlsrl/algorithms/{name}" for name in NAMES))
 """The specs, what tests use, and the algorithms themselves."""
 SOURCES = {

@@ -19,6 +19,7 @@ from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.ppo import Ppo
 from rlsrl.algorithms.schedules import LinearSchedule
+from rlsrl.data.random_slots import empty_slot, random_slot
 from rlsrl.data.slots import DISCOUNTED_RETURN, Slot, rollout_layout
 from rlsrl.data.version import Version
 from rlsrl.envs.returns import DiscountedReturns
@@ -28,7 +29,7 @@ from rlsrl.policies.exported import LayoutMismatch
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.numpy_policy import NumpyActor
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec, empty_slot, random_slot
+from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec
 
 ENV_SPEC = discrete_env_spec(num_features=4, num_actions=2)
 NUM_STEPS, NUM_LANES = 16, 8

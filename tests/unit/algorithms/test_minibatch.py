@@ -22,6 +22,7 @@ from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.ppo import Ppo
 from rlsrl.algorithms.schedules import LinearSchedule
 from rlsrl.algorithms.spare_core import SpareCore
+from rlsrl.data.random_slots import random_slot
 from rlsrl.data.specs import ActionSpec, Arrays, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
@@ -36,7 +37,6 @@ from rlsrl.testing.rollouts import (
     continuous_env_spec,
     discrete_action,
     discrete_env_spec,
-    random_slot,
 )
 
 NUM_STEPS, NUM_LANES = 8, 4

@@ -7,9 +7,10 @@ import pytest
 
 from rlsrl.algorithms.base import one_rank
 from rlsrl.algorithms.normalizer import Moments, Normalizer, normalizable
+from rlsrl.data.random_slots import random_slot
 from rlsrl.data.slots import DISCOUNTED_RETURN
 from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec
-from rlsrl.testing.rollouts import discrete_action, random_slot
+from rlsrl.testing.rollouts import discrete_action
 
 ENV_SPEC = EnvSpec(
     observation={
@@ -104,6 +105,20 @@ def test_rewards_are_scaled_by_the_returns_including_this_batch() -> None:
         np.testing.assert_allclose(seen["reward"], np.clip(slots["reward"] / deviation, -10, 10), rtol=1e-4)
         assert seen["reward"].dtype == np.float32
         assert seen["observation/pose"] is slots["observation/pose"]
+
+
+def test_rewards_are_clipped_after_they_are_scaled_and_unchanged_in_the_slot() -> None:
+    for scales in (False, True):
+        slots = make_slots(0)
+        slots["reward"][...] *= 5.0
+        raw = slots["reward"].copy()
+        whole, _ = Normalizer(rewards=scales).step(slots, one_rank)
+        bound = float(np.median(np.abs(whole["reward"])))
+        seen, _ = Normalizer(rewards=scales, reward_clip=bound).step(slots, one_rank)
+        expected = np.clip(whole["reward"], -bound, bound)
+        assert (expected != whole["reward"]).any()
+        np.testing.assert_array_equal(seen["reward"], expected)
+        np.testing.assert_array_equal(slots["reward"], raw)
 
 
 def test_non_finite_transitions_are_left_out_and_counted() -> None:

@@ -8,13 +8,13 @@ from gymnasium import spaces
 
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.ppo import Ppo
+from rlsrl.data.random_slots import random_slot
 from rlsrl.data.version import Version
 from rlsrl.envs.spaces import spec_of_spaces
 from rlsrl.policies.build import build_network
 from rlsrl.policies.export import check_export
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import random_slot
 
 INTEGERS = [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 BOXES = {

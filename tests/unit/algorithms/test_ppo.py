@@ -11,11 +11,12 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 from rlsrl.algorithms.base import INDEX, Batch, one_rank
 from rlsrl.algorithms.ppo import Ppo, clipped_square_error, clipped_surrogate
 from rlsrl.algorithms.schedules import LinearSchedule
+from rlsrl.data.random_slots import random_slot
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.policies.build import build_network
 from rlsrl.policies.networks import MlpActorCritic
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec, random_slot
+from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec
 
 ENV_SPEC = discrete_env_spec(num_features=3, num_actions=4)
 NUM_STEPS, NUM_LANES = 16, 4
@@ -181,19 +182,6 @@ def test_actions_of_reset_steps_are_not_read(env_spec: EnvSpec) -> None:
     assert found.metrics == expected.metrics
     for one, other in zip(minibatches(ppo, found), minibatches(ppo, expected), strict=True):
         assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
-
-
-def test_rewards_are_clipped_for_training_and_unchanged_in_the_slot() -> None:
-    policy = make_policy()
-    params, slots = make_params(policy), make_slots()
-    slots["reward"][...] *= 5.0
-    raw = slots["reward"].copy()
-    clipped = {**slots, "reward": np.clip(raw, -1.5, 1.5)}
-    assert (clipped["reward"] != raw).any()
-    expected = prepared(Ppo(policy, **SETTINGS), params, clipped)
-    found = prepared(Ppo(policy, **SETTINGS, reward_clip=1.5), params, slots)
-    np.testing.assert_array_equal(found.rows["return"], expected.rows["return"])
-    np.testing.assert_array_equal(slots["reward"], raw)
 
 
 def test_prepare_copies_no_observation_without_need() -> None:

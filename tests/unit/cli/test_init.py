@@ -20,12 +20,21 @@ from rlsrl.policies.build import build_network
 from rlsrl.runtime.references import load_callable
 
 FILES = {"README.md", "experiment.yaml", "my_env.py", "my_network.py", "test_my_env.py"}
+ALGORITHM_FILES = {"my_algorithm.py", "test_my_algorithm.py"}
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     folder = tmp_path / "Robot Arm_2"
     result = CliRunner().invoke(main, ["init", str(folder)])
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture
+def project_with_algorithm(tmp_path: Path) -> Path:
+    folder = tmp_path / "robot"
+    result = CliRunner().invoke(main, ["init", "--algorithm", str(folder)])
     assert result.exit_code == 0, result.output
     return folder
 
@@ -63,8 +72,24 @@ def test_environment_and_network_are_what_the_experiment_names_and_fit_each_othe
     build_network(factory, environment_spec(source), custom.kwargs, seed=0)
 
 
+def test_with_an_algorithm_the_experiment_names_it(project: Path, project_with_algorithm: Path) -> None:
+    assert {path.name for path in project_with_algorithm.iterdir()} == FILES | ALGORITHM_FILES
+    assert load_file(project / "experiment.yaml").spec.algorithm.custom is None
+    custom = load_file(project_with_algorithm / "experiment.yaml").spec.algorithm.custom
+    assert custom is not None
+    assert custom.factory == "my_algorithm:MyAlgorithm"
+    readmes = [(folder / "README.md").read_text() for folder in (project, project_with_algorithm)]
+    assert ["my_algorithm" in text for text in readmes] == [False, True]
+    assert not any("%" in text for text in readmes)
+
+
 @pytest.mark.slow
-def test_the_projects_own_tests_pass(project: Path) -> None:
+def test_the_projects_own_tests_pass(project: Path, project_with_algorithm: Path) -> None:
+    assert "4 passed" in output_of_tests(project)
+    assert "5 passed" in output_of_tests(project_with_algorithm)
+
+
+def output_of_tests(project: Path) -> str:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
@@ -76,7 +101,7 @@ def test_the_projects_own_tests_pass(project: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
+    return done.stdout
 
 
 def test_an_empty_folder_is_taken_and_a_missing_parent_made(tmp_path: Path) -> None:
@@ -120,10 +145,11 @@ def test_experiment_names_are_made_from_folder_names(folder: str, name: str) -> 
 
 def test_the_wheel_would_hold_the_templates() -> None:
     """hatchling packs all files in the package's folder that git does not ignore."""
-    assert set(templates()) == FILES
+    names = FILES | ALGORITHM_FILES
+    assert set(templates(has_algorithm=True)) == names
     root = Path(__file__).parents[3]
     ignored = subprocess.run(
-        ["git", "check-ignore", *(f"worker/rlsrl/cli/templates/{name}.template" for name in FILES)],
+        ["git", "check-ignore", *(f"worker/rlsrl/cli/templates/{name}.template" for name in names)],
         cwd=root,
         capture_output=True,
         text=True,

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlsrl.data.random_slots import fill_ends
 from rlsrl.data.slots import DISCOUNTED_RETURN, Slot, rollout_layout
 from rlsrl.envs.returns import DiscountedReturns
-from rlsrl.testing.rollouts import discrete_env_spec, fill_ends
+from rlsrl.testing.rollouts import discrete_env_spec
 
 NUM_STEPS, NUM_LANES, DISCOUNT = 9, 5, 0.9
 

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
+from rlsrl.data.random_slots import random_actions
 from rlsrl.data.slots import rollout_layout
 from rlsrl.envs.factory import EnvironmentSource, make_environment
 from rlsrl.envs.faults import EnvironmentFaults
@@ -21,7 +22,6 @@ from rlsrl.envs.native import NativeVectorEnv, make_native
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.testing.environments import EchoEnv, Episode, ScriptedEnv, at_any_rank
-from rlsrl.testing.rollouts import random_actions
 
 Arrays = dict[str, NDArray[Any]]
 CARTPOLE = EnvironmentSource(id="CartPole-v1")

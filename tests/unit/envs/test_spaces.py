@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from rlsrl.data.random_slots import random_slot
 from rlsrl.data.specs import ArraySpec
 from rlsrl.envs.spaces import action_decoder, action_spec, observation_specs, spec_of
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.testing.rollouts import discrete_env_spec, joint_action, random_slot
+from rlsrl.testing.rollouts import discrete_env_spec, joint_action
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 

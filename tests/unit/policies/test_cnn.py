@@ -10,13 +10,14 @@ import torch
 from torch.nn import functional
 
 from rlsrl.api.spec import Cnn, Network
+from rlsrl.data.random_slots import random_slot
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.policies.acting import PolicyActor
 from rlsrl.policies.build import build_network
 from rlsrl.policies.cnn import NatureCnnActorCritic
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.testing.rollouts import continuous_action, discrete_action, random_slot
+from rlsrl.testing.rollouts import continuous_action, discrete_action
 from rlsrl.workers.build.common import torch_policy
 
 

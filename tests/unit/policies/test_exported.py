@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlsrl.data.random_slots import empty_slot
 from rlsrl.data.specs import ActionPart, ArraySpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
@@ -20,7 +21,7 @@ from rlsrl.policies.exported import (
     JointHead,
 )
 from rlsrl.policies.numpy_policy import DenseStack, DenseWeights, NumpyActor
-from rlsrl.testing.rollouts import discrete_env_spec, empty_slot
+from rlsrl.testing.rollouts import discrete_env_spec
 
 FIRST = DenseLayer(name="a", weight_offset=2, bias_offset=14, in_size=4, out_size=3, activation="relu")
 LAST = DenseLayer(name="b", weight_offset=20, bias_offset=0, in_size=3, out_size=2, activation="identity")

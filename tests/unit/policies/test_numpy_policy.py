@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rlsrl.data.inference import RolloutRequest
+from rlsrl.data.random_slots import random_slot
 from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.policies.build import build_network
@@ -24,7 +25,6 @@ from rlsrl.testing.rollouts import (
     discrete_action,
     discrete_env_spec,
     joint_action,
-    random_slot,
 )
 
 LEGAL = "observation/legal"

@@ -7,7 +7,7 @@ Rewards are divided by the standard deviation of the discounted return, as OpenA
 Gymnasium's NormalizeReward do, so that values and advantages have a scale the optimizer can work with. Actors do not
 need the rewards' statistics: these stay here, and a batch updates them before it is scaled. Each lane's return so far
 continues over rollouts, which may reach different trainers, late or never. So the actors keep it (``envs.returns``),
-and slots carry it.
+and slots carry it. After that rewards may be clipped, to any range.
 """
 
 from __future__ import annotations
@@ -73,17 +73,27 @@ class Moments:
 
 
 class Normalizer:
-    """Standardises chosen observations and, if asked to, scales rewards. One thread uses it.
+    """Standardises chosen observations and, if asked to, scales and clips rewards. One thread uses it.
 
     Deterministic, also across ``state_dict`` and ``load_state_dict``. The statistics cover all ranks' samples, and are
     equal on all ranks.
     """
 
-    def __init__(self, observation: Mapping[str, ArraySpec] | None = None, *, rewards: bool = False) -> None:
-        """Start without samples: values stay as they are. ``observation`` names what to standardise, by path."""
+    def __init__(
+        self,
+        observation: Mapping[str, ArraySpec] | None = None,
+        *,
+        rewards: bool = False,
+        reward_clip: float | None = None,
+    ) -> None:
+        """Start without samples: nothing is scaled yet. ``observation`` names what to standardise, by path.
+
+        ``rewards`` says whether to scale rewards; all rewards are clipped to [-reward_clip, reward_clip].
+        """
         self._moments = {path: Moments.zeros(spec.shape) for path, spec in (observation or {}).items()}
         self._paths = tuple(self._moments)
         self._scales_rewards = rewards
+        self._reward_clip = reward_clip
         if rewards:
             self._moments[_RETURN] = Moments.zeros(())
         self._statistics = self._published()
@@ -99,8 +109,12 @@ class Normalizer:
         Every transition counts once, with the observation it was acted on. A transition is left out of the statistics,
         and counted in ``non_finite_transitions``, if its observation or its ``discounted_return`` is not finite.
         """
-        if not self._moments:
-            return slots, {}
+        seen, metrics = self._normalized(slots, reduce) if self._moments else (slots, {})
+        if self._reward_clip is not None:
+            seen = {**seen, "reward": np.clip(seen["reward"], -self._reward_clip, self._reward_clip)}
+        return seen, metrics
+
+    def _normalized(self, slots: Arrays, reduce: Reduce) -> tuple[Arrays, Mapping[str, float]]:
         observation = standardized(
             {path: slots[path] for path in self._paths}, standardizations(self._statistics, self._paths)
         )

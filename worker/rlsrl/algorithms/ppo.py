@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from rlsrl.algorithms.base import INDEX, WEIGHT, Algorithm, Batch, Evaluate, Reduce, Tensors
-from rlsrl.algorithms.returns import explained_variance, explained_variance_sums, generalized_advantages
+from rlsrl.algorithms.returns import (
+    divergence_sums,
+    explained_variance,
+    explained_variance_sums,
+    generalized_advantages,
+    mean_divergence,
+)
+from rlsrl.algorithms.rows import as_rows, check_divides, frame_rows, minibatches, step_rows
 from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
 from rlsrl.api.spec import PpoSpec
 from rlsrl.data.specs import Arrays
@@ -38,7 +44,6 @@ def build(settings: PpoSpec, policy: TorchPolicy, num_ranks: int, end: int | Non
         epochs=settings.epochs,
         minibatch_size=settings.minibatch_size // num_ranks,
         normalize_advantages=settings.normalize_advantages,
-        reward_clip=settings.reward_clip,
     )
 
 
@@ -78,7 +83,6 @@ class Ppo(Algorithm):
         epochs: int,
         minibatch_size: int,
         normalize_advantages: bool,
-        reward_clip: float | None = None,
     ) -> None:
         """Train the network of ``policy``, whose own weights are not used. ``api`` describes the hyperparameters."""
         self._network = policy.pure
@@ -94,7 +98,6 @@ class Ppo(Algorithm):
         self._epochs = epochs
         self._minibatch_size = minibatch_size
         self._normalize_advantages = normalize_advantages
-        self._reward_clip = math.inf if reward_clip is None else reward_clip
 
     @override
     def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
@@ -104,19 +107,12 @@ class Ppo(Algorithm):
             ValueError: the number of rows is no multiple of the minibatch size.
         """
         mask = slots["mask"]
-        if mask.size % self._minibatch_size:
-            raise ValueError(
-                f"a batch of {mask.shape[0]} steps x {mask.shape[1]} lanes has {mask.size} rows, no multiple of the "
-                f"minibatch size {self._minibatch_size}"
-            )
-        frames = self._network.to_preferred_layout(
-            {path: to_device(_rows(slots[path]), params.device) for path in self._observation}
-        )
-        frames = {**frames, "action": to_device(_rows(_actions(slots)), params.device)}
+        check_divides(mask, self._minibatch_size)
+        frames = frame_rows(slots, self._observation, self._network, params.device)
         evaluated = evaluate(params, frames)
         value = to_host(evaluated["value"]).reshape(mask.shape[0] + 1, -1)
         advantage, returns = generalized_advantages(
-            reward=np.clip(slots["reward"], -self._reward_clip, self._reward_clip),
+            reward=slots["reward"],
             value=value,
             terminated=slots["terminated"],
             truncated=slots["truncated"],
@@ -124,18 +120,22 @@ class Ppo(Algorithm):
             discount=self._discount,
             gae_lambda=self._gae_lambda,
         )
-        rows = {path: tensor[: mask.size] for path, tensor in {**frames, **evaluated}.items()}
-        rows["return"] = to_device(_rows(returns), params.device)
-        log_importance = to_host(rows["proximal_log_prob"]).astype(np.float64) - _rows(slots["behavior_log_prob"])
+        rows = dict(step_rows({**frames, **evaluated}, mask.size))
+        rows["return"] = to_device(as_rows(returns), params.device)
+        log_importance = to_host(rows["proximal_log_prob"]).astype(np.float64) - as_rows(slots["behavior_log_prob"])
         explained = explained_variance_sums(value[:-1][mask], returns[mask])
-        sums = reduce(np.append(explained, _divergence_sums(log_importance[_rows(mask)])))
+        sums = reduce(np.append(explained, divergence_sums(log_importance[as_rows(mask)])))
         return Batch(
             rows=rows,
-            schedule_inputs={"mask": _rows(mask), "advantage": _rows(advantage), "importance": np.exp(log_importance)},
+            schedule_inputs={
+                "mask": as_rows(mask),
+                "advantage": as_rows(advantage),
+                "importance": np.exp(log_importance),
+            },
             num_transitions=int(np.count_nonzero(mask)),
             metrics={
                 "explained_variance": explained_variance(sums[:-2]),
-                "behavior_kl": float(sums[-1] / max(sums[-2], 1.0)),
+                "behavior_kl": mean_divergence(sums[-2:]),
             },
         )
 
@@ -154,10 +154,7 @@ class Ppo(Algorithm):
         weighted by importance: min(r A, clip(r) A) w equals min(r A w, clip(r) A w) for every w > 0.
         """
         mask, advantage = batch.schedule_inputs["mask"], batch.schedule_inputs["advantage"]
-        order = np.tile(np.arange(mask.size), (self._epochs, 1))
-        index = rng.permuted(order, axis=1).reshape(-1, self._minibatch_size)
-        valid = mask[index]
-        index[~valid] = np.argmax(mask)
+        index, valid = minibatches(mask, rng, passes=self._epochs, size=self._minibatch_size)
         chosen = np.where(valid, advantage[index], 0.0).astype(np.float64)
         count, total, squares = reduce(
             np.stack([valid.sum(axis=1), chosen.sum(axis=1), np.square(chosen).sum(axis=1)]).astype(np.float64)
@@ -243,23 +240,3 @@ def _normalized(
     mean = total / np.maximum(count, 1.0)
     variance = np.maximum(squares - count * mean**2, 0.0) / np.maximum(count - 1.0, 1.0)
     return (advantage - mean) / (np.sqrt(variance) + 1e-8)
-
-
-def _divergence_sums(log_importance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return [count, sum] of the finite w - 1 - log w, whose mean estimates KL(behaviour || proximal): [N] -> [2]."""
-    divergence = np.expm1(log_importance) - log_importance
-    finite = np.isfinite(divergence)
-    return np.array([np.count_nonzero(finite), np.sum(divergence, where=finite)])
-
-
-def _actions(slots: Arrays) -> NDArray[Any]:
-    """Return an action for each frame, [T+1, B, ...]; zeros where none was taken: the slot's value may be invalid."""
-    action, mask = slots["action"], slots["mask"]
-    of_frames = np.zeros((len(action) + 1, *action.shape[1:]), action.dtype)
-    np.copyto(of_frames[:-1], action, where=mask.reshape(mask.shape + (1,) * (action.ndim - mask.ndim)))
-    return of_frames
-
-
-def _rows(array: NDArray[Any]) -> NDArray[Any]:
-    """Reshape [T, B, ...] to rows [T * B, ...]: a view if the memory order allows."""
-    return array.reshape(-1, *array.shape[2:])

@@ -37,11 +37,11 @@ def generalized_advantages(
     following = np.where(terminated, nothing, value[1:])
     advantage = np.where(mask, reward + np.float32(discount) * following - value[:-1], nothing)
     decay = np.where(~mask | terminated | truncated, nothing, np.float32(discount * gae_lambda))
-    _accumulate_backwards(advantage, decay)
+    accumulate_backwards(advantage, decay)
     return advantage, np.where(mask, advantage + value[:-1], nothing)
 
 
-def _accumulate_backwards(value: Floats, decay: Floats) -> None:
+def accumulate_backwards(value: Floats, decay: Floats) -> None:
     """Compute ``value_t += decay_t * value_{t+1}`` for t = T-2 to 0, in place; overwrite ``decay``. Both [T, B].
 
     By doubling (Hillis and Steele 1986): after a pass each entry includes the contributions of the next ``span`` steps,
@@ -70,3 +70,19 @@ def explained_variance(sums: NDArray[Any]) -> float:
     variance = squares / max(count, 1.0) - (total / max(count, 1.0)) ** 2
     error_variance = error_squares / max(count, 1.0) - (error_total / max(count, 1.0)) ** 2
     return 1.0 - error_variance / variance if variance > 0.0 else 0.0
+
+
+def divergence_sums(log_importance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return [count, sum] of the finite w - 1 - log w, whose mean estimates KL(behaviour || trained): [N] -> [2].
+
+    ``log_importance`` is log w, w the probability of an action under the policy in training over that under the policy
+    that acted. The sums of several ranks add up.
+    """
+    divergence = np.expm1(log_importance) - log_importance
+    finite = np.isfinite(divergence)
+    return np.array([np.count_nonzero(finite), np.sum(divergence, where=finite)])
+
+
+def mean_divergence(sums: NDArray[Any]) -> float:
+    """Return the mean of ``divergence_sums``; 0 without entries."""
+    return float(sums[1] / max(sums[0], 1.0))

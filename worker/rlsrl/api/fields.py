@@ -114,7 +114,8 @@ def nearest(path: Path) -> Path | None:
         return None
     last = rest[-1] if rest and isinstance(rest[-1], str) else wrong
     if (meant := synonym(last)) is not None:
-        return meant
+        here = (*known, meant[-1])  # another algorithm has a field of that name, too
+        return here if find(here) else meant
     beside = find(known)
     siblings = {str(child.path[-1]): child.path for child in beside.children} if beside else {}
     if name := _closest(wrong, siblings):

@@ -139,8 +139,8 @@ def _trainers(spec: ExperimentSpec) -> Iterator[SpecChange]:
     if replicas % 2 == 0:
         yield SpecChange(overrides=(f"trainers.replicas={replicas // 2}",), saves=True)
     algorithm = spec.algorithm
-    minibatch = 2 * algorithm.chosen.minibatch_rows
-    yield SpecChange(overrides=(f"algorithm.{algorithm.name}.minibatchSize={minibatch}",), note="changes learning")
+    field = ".".join(("algorithm", algorithm.name, *algorithm.chosen.minibatch_size_path))
+    yield SpecChange(overrides=(f"{field}={2 * algorithm.chosen.minibatch_rows}",), note="changes learning")
 
 
 def _lag(spec: ExperimentSpec) -> Iterator[SpecChange]:

@@ -93,8 +93,8 @@ def _step(work: Work) -> tuple[float, float]:
 def _step_in_threads(work: Work) -> tuple[float, float]:
     """Return what ``_step`` returns, for environments that each have a thread.
 
-    The threads wait together, but wake up and compute one after the other: one of them has the interpreter. Passing it on
-    takes a processor, as computing does.
+    The threads wait together, but wake up and compute one after the other: one of them has the interpreter. Passing it
+    on takes a processor, as computing does.
     """
     workload, lanes = work.workload, work.workload.group_lanes
     one, waiting = work.acting_step(1), work.waiting_step(1)

@@ -14,7 +14,16 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
 from rlsrl.api.model import Model
-from rlsrl.api.spec import EgressPeer, EgressPort, EgressRule, LabelSelector, PausedWorkers, RLExperiment
+from rlsrl.api.spec import (
+    AlgorithmSettings,
+    AlgorithmSpec,
+    EgressPeer,
+    EgressPort,
+    EgressRule,
+    LabelSelector,
+    PausedWorkers,
+    RLExperiment,
+)
 
 JsonDocument = dict[str, Any]
 """A document as a JSON value."""
@@ -104,6 +113,18 @@ MODELS = {(): RLExperiment} | {case.path: case.kind.type for case in CASES if ca
 
 ALL_MODELS = (*MODELS.values(), EgressRule, EgressPeer, EgressPort, LabelSelector, PausedWorkers)
 """Every model, those in lists included."""
+
+
+ALGORITHMS: Mapping[str, type[AlgorithmSettings]] = {
+    case.path[-1]: case.kind.type
+    for case in CASES
+    if isinstance(case.kind.type, type) and issubclass(case.kind.type, AlgorithmSettings)
+}
+"""The models of the algorithms' blocks."""
+
+
+MINIBATCH_SIZES = {name: ("algorithm", name, *block.minibatch_size_path) for name, block in ALGORITHMS.items()}
+"""Where each algorithm has the rows of a gradient step, below ``spec``."""
 
 
 EXAMPLES = {
@@ -205,7 +226,7 @@ def legal(case: Case) -> Any:
     """Return a valid value of the field: the lowest, the first or the smallest."""
     kind = case.kind
     if isinstance(kind.type, type) and issubclass(kind.type, Model):
-        return {}
+        return {each.path[-1]: legal(each) for each in CASES if each.required and each.path[:-1] == case.path}
     if get_origin(kind.type) is Literal:
         return get_args(kind.type)[0]
     if kind.type is str:
@@ -314,6 +335,8 @@ def out_of_range(kind: FieldType) -> list[Any]:
 def variation(rng: random.Random) -> JsonDocument:
     """Return a random valid document: random fields first, then the changes that rules over several fields require."""
     document = minimal()
+    algorithm = rng.choice(camel(AlgorithmSpec.exactly_one))
+    _opened(document, ("spec", "algorithm", algorithm))
     for case in LEAVES:
         if case.path[0] in ("apiVersion", "kind") or rng.random() < 0.5 or other_member_given(document, case):
             continue
@@ -331,7 +354,8 @@ def variation(rng: random.Random) -> JsonDocument:
     spec["pacing"] = {"maxPolicyLag": 64 if total % actors["replicas"] or batch == 64 else 1}
     transitions = batch * actors["rolloutLength"]
     divisors = [number for number in range(2, min(transitions, 5000) + 1) if transitions % number == 0]
-    spec.setdefault("algorithm", {}).setdefault("ppo", {})["minibatchSize"] = rng.choice(divisors)
+    *above, size = MINIBATCH_SIZES[algorithm]
+    _opened(document, ("spec", *above))[size] = rng.choice(divisors)
     num_actors = min(actors["replicas"], total)
     if total % num_actors:
         spec.pop("bufferWorkers", None)
@@ -495,10 +519,10 @@ def _leave_the_end_open(document: JsonDocument, rng: random.Random) -> None:
     """Remove the number of transitions at which schedules end, or all stop conditions."""
     spec = document["spec"]
     spec["stop"] = rng.choice([{}, {"trainSteps": 10}, {"trainSteps": 10}])
-    ppo = _mapping_at(spec, ("algorithm", "ppo"))
-    if ppo is not None and rng.random() < 0.5:
-        name = rng.choice(["learningRateSchedule", "clipRangeSchedule", "entropyCoefficientSchedule"])
-        ppo[name] = {"linear": rng.choice([{}, {"envSteps": 100}])}
+    for algorithm in _mapping_at(spec, ("algorithm",)) or {}:
+        block = _mapping_at(spec, ("algorithm", algorithm))
+        if block is not None and algorithm in ALGORITHMS and rng.random() < 0.5:
+            block[rng.choice(ALGORITHMS[algorithm].schedule_names())] = {"linear": rng.choice([{}, {"envSteps": 100}])}
 
 
 def _vectorize(document: JsonDocument, rng: random.Random) -> None:
@@ -554,7 +578,7 @@ ARITHMETIC = (
     ("actors", "rolloutLength"), ("trainers", "replicas"), ("trainers", "batchEnvironments"),
     ("trainers", "gpusPerPod"),
     ("bufferWorkers", "replicas"), ("pacing", "maxPolicyLag"), ("evaluators", "maxSteps"),
-    ("evaluators", "environments"), ("evaluators", "replicas"), ("algorithm", "ppo", "minibatchSize"),
+    ("evaluators", "environments"), ("evaluators", "replicas"), *MINIBATCH_SIZES.values(),
 )  # fmt: skip
 """The numbers below ``spec`` that rules use."""
 

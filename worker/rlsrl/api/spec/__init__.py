@@ -5,7 +5,16 @@ list, map, string and number has a bound, because the same models become a Custo
 several fields is one record, a ``CrossFieldRule``, with its Python check and its CEL expression.
 """
 
-from rlsrl.api.spec.algorithm import AlgorithmSettings, AlgorithmSpec, LinearScheduleSpec, PpoSpec, ScheduleSpec
+from rlsrl.api.spec.algorithm import (
+    AlgorithmNeeds,
+    AlgorithmSettings,
+    AlgorithmSpec,
+    CustomAlgorithmSpec,
+    LinearScheduleSpec,
+    PpoSpec,
+    ScheduleSpec,
+    VtraceSpec,
+)
 from rlsrl.api.spec.egress import EgressPeer, EgressPort, EgressRule, LabelSelector
 from rlsrl.api.spec.environment import Atari, Environment, EnvironmentSpec, HttpEnvironment
 from rlsrl.api.spec.experiment import API_VERSION, KIND, ExperimentSpec, RLExperiment
@@ -29,12 +38,14 @@ __all__ = [
     "API_VERSION",
     "KIND",
     "Actors",
+    "AlgorithmNeeds",
     "AlgorithmSettings",
     "AlgorithmSpec",
     "Atari",
     "BufferWorkers",
     "Cnn",
     "CompileMode",
+    "CustomAlgorithmSpec",
     "CustomNetwork",
     "Device",
     "EgressPeer",
@@ -67,5 +78,6 @@ __all__ = [
     "Stop",
     "Tracking",
     "Trainers",
+    "VtraceSpec",
     "Wandb",
 ]

@@ -13,8 +13,8 @@ from pydantic import Field
 from pydantic.alias_generators import to_camel
 from typing_extensions import override
 
-from rlsrl.api.model import INTEGRAL, LIVE, REFUSE, Model
-from rlsrl.api.spec.scalars import Count
+from rlsrl.api.model import INTEGRAL, LIVE, REFUSE, Arguments, Model
+from rlsrl.api.spec.scalars import Attribute, Count
 
 
 class LinearScheduleSpec(Model):
@@ -60,6 +60,9 @@ class AlgorithmSettings(Model):
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
     """Added to Adam's denominator."""
 
+    minibatch_size_path: ClassVar[tuple[str, ...]] = ("minibatchSize",)
+    """Where the block has the rows of a gradient step, in YAML names."""
+
     @property
     @abstractmethod
     def minibatch_rows(self) -> int:
@@ -86,7 +89,25 @@ class AlgorithmSettings(Model):
         return {name: schedule.chosen for name, schedule in given.items() if schedule is not None}
 
 
-class PpoSpec(AlgorithmSettings):
+class ActorCriticSettings(AlgorithmSettings):
+    """The settings of algorithms that train a policy, with an entropy bonus, and a value function."""
+
+    entropy_coefficient: Annotated[float, Field(ge=0, le=10), LIVE] = 0.0
+    """Weight of the entropy bonus in the loss."""
+    entropy_coefficient_schedule: Annotated[ScheduleSpec, LIVE] | None = None
+    """How entropyCoefficient changes during training. Constant by default."""
+    value_coefficient: Annotated[float, Field(ge=0, le=100)] = 0.5
+    """Weight of the value loss in the loss."""
+    minibatch_size: Annotated[int, Field(ge=2, le=16_777_216), INTEGRAL] = 256
+    """Transitions of one optimizer step. Must divide the batch: rolloutLength x trainers.batchEnvironments."""
+
+    @property
+    @override
+    def minibatch_rows(self) -> int:
+        return self.minibatch_size
+
+
+class PpoSpec(ActorCriticSettings):
     """Proximal policy optimisation (Schulman et al. 2017) with generalised advantage estimation.
 
     With the decoupled objective of Hilton et al. (2022), under which a lag of one step costs little learning.
@@ -101,23 +122,10 @@ class PpoSpec(AlgorithmSettings):
     """How clipRange changes during training. Constant by default."""
     clip_value_loss: bool = True
     """Whether the value may move by at most clipRange from its prediction at the start of the step."""
-    entropy_coefficient: Annotated[float, Field(ge=0, le=10), LIVE] = 0.0
-    """Weight of the entropy bonus in the loss."""
-    entropy_coefficient_schedule: Annotated[ScheduleSpec, LIVE] | None = None
-    """How entropyCoefficient changes during training. Constant by default."""
-    value_coefficient: Annotated[float, Field(ge=0, le=100)] = 0.5
-    """Weight of the value loss in the loss."""
     epochs: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 4
     """Passes over each batch."""
-    minibatch_size: Annotated[int, Field(ge=2, le=16_777_216), INTEGRAL] = 256
-    """Transitions of one optimizer step. Must divide the batch: rolloutLength x trainers.batchEnvironments."""
     normalize_advantages: bool = True
     """Whether advantages are normalised to mean 0 and standard deviation 1 in each minibatch."""
-
-    @property
-    @override
-    def minibatch_rows(self) -> int:
-        return self.minibatch_size
 
     @property
     @override
@@ -125,13 +133,72 @@ class PpoSpec(AlgorithmSettings):
         return self.epochs
 
 
-class AlgorithmSpec(Model):
-    """The training algorithm."""
+class VtraceSpec(ActorCriticSettings):
+    """The actor-critic of IMPALA with V-trace (Espeholt et al. 2018), which corrects for a policy lag of many steps.
 
-    exactly_one: ClassVar[tuple[str, ...]] = ("ppo",)
+    Each batch is trained on once. Without lag it is an advantage actor-critic.
+    """
+
+    rho_clip: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """Upper limit of the importance weight of a step's own error. It decides which policy the value belongs to: with a
+    high limit that in training, with a low one a policy between it and the one that acted."""
+    c_clip: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """Upper limit of the importance weights by which later steps' errors flow back. It changes the variance, not the
+    value that is learned."""
+    trace_decay: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Between one-step targets (0, biased) and whole returns (1, noisy)."""
+
+    @property
+    @override
+    def passes(self) -> int:
+        return 1
+
+
+class AlgorithmNeeds(Model):
+    """What others must know of an algorithm of your own. It is declared here, too, because neither an API server nor
+    ``rlsrl validate`` runs your code. The trainers compare it with what the algorithm says, and end if they differ."""
+
+    minibatch_size: Annotated[int, Field(ge=2, le=16_777_216), INTEGRAL]
+    """Transitions of one optimizer step. Must divide the batch: rolloutLength x trainers.batchEnvironments."""
+    epochs: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
+    """Passes over each batch."""
+
+
+class CustomAlgorithmSpec(AlgorithmSettings):
+    """An algorithm of your own."""
+
+    factory: Attribute
+    """A callable that gets a ``rlsrl.algorithms.custom.Setup`` and returns a ``CustomAlgorithm``."""
+    kwargs: Arguments = Field(default_factory=dict)
+    """Further arguments for the factory: any JSON of at most 32768 characters, together with those of the environment
+    and the network."""
+    needs: AlgorithmNeeds
+    """What others must know of the algorithm."""
+
+    minibatch_size_path: ClassVar[tuple[str, ...]] = ("needs", "minibatchSize")
+
+    @property
+    @override
+    def minibatch_rows(self) -> int:
+        return self.needs.minibatch_size
+
+    @property
+    @override
+    def passes(self) -> int:
+        return self.needs.epochs
+
+
+class AlgorithmSpec(Model):
+    """The training algorithm: a built-in one, or your own."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("ppo", "vtrace", "custom")
 
     ppo: PpoSpec | None = None
     """Proximal policy optimisation."""
+    vtrace: VtraceSpec | None = None
+    """The actor-critic of IMPALA with V-trace."""
+    custom: CustomAlgorithmSpec | None = None
+    """An algorithm of your own, given by its factory."""
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 
 from rlsrl.api.model import GANG, INTEGRAL, LIVE, MAX_ARGUMENTS, REFUSE, ROLL, Ignored, Model
 from rlsrl.api.rules import CrossFieldRule, Fault, near_divisors
-from rlsrl.api.spec.algorithm import AlgorithmSpec, PpoSpec
+from rlsrl.api.spec.algorithm import AlgorithmSettings, AlgorithmSpec, CustomAlgorithmSpec, PpoSpec, VtraceSpec
 from rlsrl.api.spec.environment import PLACE_ARGUMENT, EnvironmentSpec
 from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import ParameterVersions
@@ -96,33 +96,43 @@ def _minibatch_is_shared(spec: ExperimentSpec) -> Fault | None:
     return Fault(f"{replicas} trainers cannot share {size} transitions evenly", f"a multiple of {replicas}")
 
 
-def _minibatch_rules(algorithm: str) -> tuple[CrossFieldRule, ...]:
+def _rules_of(name: str, settings: type[AlgorithmSettings]) -> tuple[CrossFieldRule, ...]:
     """Return the rules of an algorithm whose minibatches are equal parts of a batch."""
-    at = f"algorithm.{algorithm}.minibatchSize"
+    block = f"algorithm.{name}"
+    at = ".".join((block, *settings.minibatch_size_path))
     size = f"self.{at}"
+
+    def rule(at: str, check: Callable[[ExperimentSpec], Fault | None], cel: str, message: str) -> CrossFieldRule:
+        return CrossFieldRule(
+            at=at,
+            check=lambda spec: check(spec) if spec.algorithm.name == name else None,
+            cel=f"!has(self.{block}) || ({cel})",
+            message=message,
+        )
+
     return (
-        CrossFieldRule(
-            at=at,
-            check=_minibatch_divides_batch,
-            cel=_with_divisors(f"{size} <= 0 || {_ACTORS}.rolloutLength * {_BATCH} % {size} == 0"),
-            message="must divide a batch: actors.rolloutLength x environments of a batch",
+        rule(
+            at,
+            _minibatch_divides_batch,
+            _with_divisors(f"{size} <= 0 || {_ACTORS}.rolloutLength * {_BATCH} % {size} == 0"),
+            "must divide a batch: actors.rolloutLength x environments of a batch",
         ),
-        CrossFieldRule(
-            at=at,
-            check=_minibatch_is_shared,
-            cel=_with_divisors(f"{size} % {_TRAINERS} == 0"),
-            message="must be a multiple of trainers.replicas, which share each minibatch evenly",
+        rule(
+            at,
+            _minibatch_is_shared,
+            _with_divisors(f"{size} % {_TRAINERS} == 0"),
+            "must be a multiple of trainers.replicas, which share each minibatch evenly",
         ),
-    )
-
-
-def _schedule_rule(algorithm: str, name: str) -> CrossFieldRule:
-    field = f"self.algorithm.{algorithm}.{name}"
-    return CrossFieldRule(
-        at=f"algorithm.{algorithm}.{name}.linear.envSteps",
-        check=_schedule_has_end(name),
-        cel=f"!has({field}) || has({field}.linear.envSteps) || has(self.stop.envSteps)",
-        message="is missing, and stop.envSteps, its default, is missing, too",
+        *(
+            rule(
+                f"{block}.{schedule}.linear.envSteps",
+                _schedule_has_end(schedule),
+                f"!has(self.{block}.{schedule}) || has(self.{block}.{schedule}.linear.envSteps)"
+                " || has(self.stop.envSteps)",
+                "is missing, and stop.envSteps, its default, is missing, too",
+            )
+            for schedule in settings.schedule_names()
+        ),
     )
 
 
@@ -236,11 +246,22 @@ def _lag_allows_whole_rollouts(spec: ExperimentSpec) -> Fault | None:
 
 def _arguments_fit_together(spec: ExperimentSpec) -> Fault | None:
     custom = spec.policy.network.custom
+    return None if custom is None else _too_long(_num_characters(custom.kwargs), _environment_characters(spec))
+
+
+def _arguments_of_the_algorithm_fit(spec: ExperimentSpec) -> Fault | None:
+    custom, network = spec.algorithm.custom, spec.policy.network.custom
     if custom is None:
         return None
-    by_rank = _num_characters(_by_rank(spec))
-    beside = {"environment.kwargs": _num_characters(spec.environment.kwargs), "environment.kwargsByRank": by_rank}
-    return _too_long(_num_characters(custom.kwargs), beside)
+    of_network = {} if network is None else {"policy.network.custom.kwargs": _num_characters(network.kwargs)}
+    return _too_long(_num_characters(custom.kwargs), _environment_characters(spec) | of_network)
+
+
+def _environment_characters(spec: ExperimentSpec) -> dict[str, int]:
+    return {
+        "environment.kwargs": _num_characters(spec.environment.kwargs),
+        "environment.kwargsByRank": _num_characters(_by_rank(spec)),
+    }
 
 
 def _arguments_by_rank_fit(spec: ExperimentSpec) -> Fault | None:
@@ -307,6 +328,12 @@ _RULES: tuple[CrossFieldRule, ...] = (
         message=f"at most {MAX_ARGUMENTS} characters as JSON, together with environment.kwargs and kwargsByRank",
     ),
     CrossFieldRule(
+        at="algorithm.custom.kwargs",
+        check=_arguments_of_the_algorithm_fit,
+        cel=None,
+        message=f"at most {MAX_ARGUMENTS} characters as JSON, together with those of environment and network",
+    ),
+    CrossFieldRule(
         at="environment.kwargsByRank",
         check=_arguments_by_rank_fit,
         cel=None,
@@ -337,8 +364,9 @@ _RULES: tuple[CrossFieldRule, ...] = (
         cel=f"self.trainers.gpusPerPod == 0 || {_TRAINERS} % self.trainers.gpusPerPod == 0",
         message="must divide trainers.replicas",
     ),
-    *_minibatch_rules("ppo"),
-    *(_schedule_rule("ppo", name) for name in PpoSpec.schedule_names()),
+    *_rules_of("ppo", PpoSpec),
+    *_rules_of("vtrace", VtraceSpec),
+    *_rules_of("custom", CustomAlgorithmSpec),
     CrossFieldRule(
         at="actors.ringSize",
         check=_groups_need_policy_workers,

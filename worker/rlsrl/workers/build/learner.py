@@ -106,4 +106,5 @@ def _normalizer(config: TrainerConfig, env_spec: EnvSpec) -> Normalizer:
             f"policy.normalizeObservations is true, but the environment observes {dtypes}: only floats are normalised. "
             f"Set it to false."
         )
-    return Normalizer(observation, rewards=config.algorithm.chosen.normalize_rewards)
+    settings = config.algorithm.chosen
+    return Normalizer(observation, rewards=settings.normalize_rewards, reward_clip=settings.reward_clip)

@@ -1,0 +1,94 @@
+"""Real runs with other algorithms than PPO: V-trace, and one from outside the package, the REINFORCE that ``rlsrl init
+--algorithm`` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsrl.cli.init import templates
+from rlsrl.testing.chaos import KillCampaign
+from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk
+
+REINFORCE = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: live}
+spec:
+  seed: 1
+  environment: {id: CartPole-v1}
+  algorithm:
+    custom:
+      factory: my_algorithm:MyAlgorithm
+      kwargs: {value_coefficient: 0.5}
+      needs: {minibatchSize: 512}
+      learningRate: 0.003
+      normalizeRewards: true
+  actors: {environments: 8, rolloutLength: 128}
+  pacing: {maxPolicyLag: 0}
+  stop: {returnMean: 475, envSteps: 3000000}
+"""
+VTRACE = (Path(__file__).parents[2] / "examples" / "cartpole-vtrace.yaml").read_text()
+EXPERIMENTS = {"REINFORCE": REINFORCE, "V-trace": VTRACE.replace("name: cartpole-vtrace", "name: live")}
+WAYS = {
+    "policy worker": ("policyWorkers.replicas=1",),
+    "two ranks": ("trainers.replicas=2", "actors.replicas=2"),
+    "buffer worker": ("bufferWorkers.replicas=1",),
+    "compiled": ("trainers.compile=upfront",),
+}
+BLOCKS = {
+    "REINFORCE": "custom: {{factory: my_algorithm:MyAlgorithm, needs: {{minibatchSize: 256}}}}",
+    "V-trace": "vtrace: {{minibatchSize: 256}}",
+}
+
+
+def with_algorithm(folder: Path, experiment: str) -> Desk:
+    (folder / "my_algorithm.py").write_text(templates(has_algorithm=True)["my_algorithm.py"])
+    return Desk(folder, experiment)
+
+
+def train(folder: Path, name: str, *changes: str) -> Desk:
+    desk = with_algorithm(folder, EXPERIMENTS[name])
+    done = desk.call("run", "live.yaml", *(part for change in changes for part in ("--set", f"spec.{change}")))
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary: dict[str, Any] = desk.facts().json("summary.json")
+    assert summary["return_mean"] >= 475, summary
+    assert summary["ledger"]["balanced"]
+    return desk
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_it_trains_cartpole(name: str, tmp_path: Path) -> None:
+    desk = train(tmp_path, name)
+    played = desk.call("eval", "runs/live", "--episodes", "5")
+    assert played.returncode == 0, played.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_it_trains_cartpole_with(name: str, way: str, tmp_path: Path) -> None:
+    train(tmp_path, name, *WAYS[way])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BLOCKS)
+def test_it_survives_a_kill_of_each_role(name: str, tmp_path: Path) -> None:
+    experiment = GATED_EXPERIMENT.replace("ppo: {{epochs: 2, minibatchSize: 256}}", BLOCKS[name])
+    assert experiment != GATED_EXPERIMENT
+    with_algorithm(tmp_path, experiment)
+    with KillCampaign(tmp_path, experiment, seed=1) as campaign:
+        for role in ("coordinator", "actor", "trainer"):
+            campaign.kill(role, "training")
+        summary = campaign.finish()
+    assert summary["restarts"] == {"coordinator": 1, "actor": 1, "trainer": 1}
+
+
+def test_other_needs_than_the_spec_says_end_the_run(tmp_path: Path) -> None:
+    desk = with_algorithm(tmp_path, REINFORCE)
+    done = desk.call("run", "live.yaml", "--set", "spec.algorithm.custom.needs.epochs=2")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "algorithm.custom.needs.epochs is 2" in done.stdout + done.stderr
+    assert "needs 1" in done.stdout + done.stderr

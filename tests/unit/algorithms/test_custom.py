@@ -1,0 +1,188 @@
+"""An algorithm of the user's own: what is loaded, what is refused, and what ``check_algorithm`` finds."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from rlsrl.algorithms.base import WEIGHT, Batch, Evaluate, Reduce, Tensors
+from rlsrl.algorithms.catalog import implementation_of
+from rlsrl.algorithms.check import check_algorithm
+from rlsrl.algorithms.custom import INTERFACE, CustomAlgorithm, Setup
+from rlsrl.api.spec import AlgorithmNeeds, AlgorithmSpec
+from rlsrl.cli.init import templates
+from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.policies.build import build_network
+from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.testing.rollouts import MIXED, categories_env_spec, continuous_env_spec, discrete_env_spec
+
+MODULE = "algorithm_of_a_test"
+ENV_SPEC = discrete_env_spec()
+NETWORK = {"hidden_sizes": (8,)}
+
+
+def template() -> type[CustomAlgorithm]:
+    """Return the class that ``rlsrl init --algorithm`` writes."""
+    module = ModuleType("my_algorithm")
+    exec(templates(has_algorithm=True)["my_algorithm.py"], vars(module))
+    found: type[CustomAlgorithm] = module.MyAlgorithm
+    return found
+
+
+Template: Any = template()
+
+
+class Mean(Template):
+    """A loss that is no sum over rows."""
+
+    @override
+    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+        loss, metrics = super().loss(params, state, minibatch)
+        return loss / len(minibatch[WEIGHT]), metrics
+
+
+class Careless(Template):
+    """Gives every row a weight."""
+
+    @override
+    def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
+        schedule = super().schedule(replace(batch, schedule_inputs={"mask": np.ones_like(self.mask)}), rng, reduce)
+        return dict(schedule)
+
+    @override
+    def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
+        batch: Batch = super().prepare(params, slots, reduce, evaluate)
+        self.mask = batch.schedule_inputs["mask"]
+        reward = torch.from_numpy(slots["reward"].reshape(-1))
+        return replace(batch, rows={**batch.rows, "advantage": reward})
+
+
+class Infinite(Template):
+    """Its loss has no finite gradient."""
+
+    @override
+    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+        loss, metrics = super().loss(params, state, minibatch)
+        return loss / 0.0, metrics
+
+
+class Twice(Template):
+    """Makes twice as many minibatches as it says."""
+
+    @override
+    def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
+        schedule = super().schedule(batch, rng, reduce)
+        return {name: torch.cat([tensor, tensor]) for name, tensor in schedule.items()}
+
+
+class Constant(Template):
+    """Its loss does not depend on the parameters."""
+
+    @override
+    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+        return 0.0 * params.sum(), {}
+
+
+class Older(Template):
+    interface: ClassVar[int] = INTERFACE - 1
+
+
+class TwoPasses(Template):
+    @property
+    @override
+    def needs(self) -> AlgorithmNeeds:
+        return AlgorithmNeeds(minibatch_size=64, epochs=2)
+
+
+def fails(setup: Setup) -> CustomAlgorithm:
+    raise ZeroDivisionError(f"at a rate of {setup.settings.learning_rate}")
+
+
+def nothing(setup: Setup) -> None:
+    del setup
+
+
+@pytest.fixture(autouse=True)
+def _module(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType(MODULE)
+    for each in (Template, Mean, Careless, Infinite, Twice, Constant, Older, TwoPasses, fails, nothing):
+        setattr(module, each.__name__, each)
+    monkeypatch.setitem(sys.modules, MODULE, module)
+
+
+def custom(name: str = "MyAlgorithm", **fields: Any) -> AlgorithmSpec:
+    block = {"factory": f"{MODULE}:{name}", "needs": {"minibatchSize": 64}, **fields}
+    return AlgorithmSpec.model_validate({"custom": block})
+
+
+def build(spec: AlgorithmSpec, num_ranks: int = 1) -> Any:
+    policy = TorchPolicy(build_network(MlpActorCritic, ENV_SPEC, NETWORK, seed=0), ENV_SPEC)
+    return implementation_of(spec).build(spec.chosen, policy, num_ranks, None)
+
+
+def test_the_factory_gets_its_setup_and_arguments() -> None:
+    algorithm = build(custom(kwargs={"value_coefficient": 0.25}), num_ranks=2)
+    assert algorithm._value_coefficient == 0.25
+    assert algorithm._setup.minibatch_size == 32
+    assert not implementation_of(custom()).coefficients(custom().chosen, 100)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (custom("MyAlgorithms"), r"has no 'MyAlgorithms'.*'MyAlgorithm'"),
+        (custom(kwargs={"value_coeficient": 1}), "raised TypeError .*'value_coeficient'"),
+        (custom("fails", learningRate=0.5), "raised ZeroDivisionError .* at a rate of 0.5"),
+        (custom("nothing"), "returned a NoneType, not a CustomAlgorithm"),
+        (custom("Older"), f"'interface' is {INTERFACE - 1}; this rlsrl has version {INTERFACE}"),
+        (custom("TwoPasses"), r"algorithm.custom.needs.epochs is 1, .*TwoPasses' needs 2"),
+        (custom(needs={"minibatchSize": 64, "epochs": 3}), r"algorithm.custom.needs.epochs is 3, .* needs 1"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(spec: AlgorithmSpec, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        build(spec)
+
+
+@pytest.mark.parametrize(
+    "env_spec",
+    [ENV_SPEC, continuous_env_spec(), categories_env_spec(), replace(ENV_SPEC, action=MIXED)],
+    ids=["discrete", "continuous", "categories", "mixed"],
+)
+@pytest.mark.parametrize(
+    "spec",
+    [custom(), *(AlgorithmSpec.model_validate({name: {"minibatchSize": 64}}) for name in ("ppo", "vtrace"))],
+    ids=["custom", "ppo", "vtrace"],
+)
+def test_correct_algorithms_pass_the_check(spec: AlgorithmSpec, env_spec: EnvSpec) -> None:
+    check_algorithm(spec, env_spec, MlpActorCritic, NETWORK)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Mean", "two halves of a minibatch do not add up"),
+        ("Careless", "steps that are no transitions have an influence"),
+        ("Infinite", "its gradient is not finite"),
+        ("Twice", r"has the shape \(2, 64\); passes and rows of a minibatch are \(1, 64\)"),
+        ("Constant", "a step changes no parameter"),
+    ],
+)
+def test_the_check_finds(name: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        check_algorithm(custom(name), ENV_SPEC, MlpActorCritic, NETWORK)
+
+
+def test_the_check_refuses_lanes_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="num_lanes is 7: a divisor of the minibatch size 64"):
+        check_algorithm(custom(), ENV_SPEC, MlpActorCritic, NETWORK, num_lanes=7)

@@ -1,0 +1,138 @@
+"""Checks what rlsrl relies on in an algorithm. For users' own tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlsrl.algorithms.base import INDEX, WEIGHT, Algorithm, Batch, Tensors, one_rank
+from rlsrl.algorithms.catalog import implementation_of
+from rlsrl.algorithms.gradients import gathered
+from rlsrl.algorithms.learner import Learner
+from rlsrl.api.spec import AlgorithmSpec
+from rlsrl.data.random_slots import random_slot
+from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.data.version import Version
+from rlsrl.policies.build import build_network
+from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.runtime.errors import ConfigurationError
+
+TOLERANCE = 1e-3
+"""Largest difference of gradients that are equal in exact arithmetic, relative to the larger norm."""
+
+
+def check_algorithm(
+    spec: AlgorithmSpec,
+    env_spec: EnvSpec,
+    network: Callable[..., nn.Module],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    num_lanes: int = 8,
+    seed: int = 0,
+) -> None:
+    """Train one step on a random batch of one minibatch for each pass, and check the parts of the step.
+
+    Checks that the algorithm can be built; that its schedule has ``needs.epochs`` minibatches of
+    ``needs.minibatchSize`` rows; that rows that are no transitions have no influence; that the losses of parts of a
+    minibatch add up to its own, as those of several ranks do; that the loss changes nothing; and that a step of the
+    optimizer is taken.
+
+    Args:
+        spec: The section ``algorithm`` of the experiment. Its minibatch size must be a multiple of ``num_lanes``.
+        env_spec: What ``check_environment`` returns.
+        network: The factory of the network.
+        kwargs: The factory's further arguments.
+        num_lanes: Environments of the batch.
+        seed: Decides the batch and the weights.
+
+    Raises:
+        ConfigurationError: the algorithm has problems; the text lists all of them, one per line.
+        ValueError: ``num_lanes`` does not divide the minibatch size.
+    """
+    rows = spec.chosen.minibatch_rows
+    if rows % num_lanes:
+        raise ValueError(f"num_lanes is {num_lanes}: a divisor of the minibatch size {rows} is needed")
+    policy = TorchPolicy(build_network(network, env_spec, kwargs or {}, seed=seed), env_spec)
+    rng = np.random.default_rng(seed)
+    slots = random_slot(env_spec, num_steps=rows // num_lanes, num_lanes=num_lanes, rng=rng).arrays
+    if problems := list(_problems(spec, policy, slots)):
+        raise ConfigurationError(
+            "\n".join(
+                [f"algorithm.{spec.name} breaks the interface of algorithms:", *(f"- {line}" for line in problems)]
+            )
+        )
+
+
+def _problems(spec: AlgorithmSpec, policy: TorchPolicy, slots: Arrays) -> Iterator[str]:
+    algorithm = implementation_of(spec).build(spec.chosen, policy, 1, None)
+    initial = policy.parameters(Version(attempt=0, step=0))
+    params = torch.from_numpy(initial.vector.copy())
+    batch, schedule = _step_inputs(algorithm, params, slots)
+    expected = (spec.chosen.passes, spec.chosen.minibatch_rows)
+    if (found := tuple(schedule[INDEX].shape)) != expected:
+        yield f"schedule: {INDEX!r} has the shape {found}; passes and rows of a minibatch are {expected}"
+        return
+    if int(np.count_nonzero(slots["mask"])) != batch.num_transitions:
+        yield f"prepare: num_transitions is {batch.num_transitions}, and the mask has {np.count_nonzero(slots['mask'])}"
+    whole = _gradient(algorithm, params, batch, schedule)
+    if not np.array_equal(params.numpy(), initial.vector):
+        yield "loss: it changes the parameters"
+    if not bool(torch.isfinite(whole).all()):
+        yield "loss: its gradient is not finite"
+        return
+    halves = [_gradient(algorithm, params, batch, part) for part in _parts(schedule, spec.chosen.minibatch_rows)]
+    if _differ(whole, halves[0] + halves[1]):
+        yield "loss: the gradients of two halves of a minibatch do not add up to the whole's: each term must be a sum"
+    other = {name: array.copy() for name, array in slots.items()}
+    gone = ~slots["mask"]
+    for name in ("action", "reward", "behavior_log_prob"):
+        other[name][gone] = 0
+    if _differ(whole, _gradient(algorithm, params, *_step_inputs(algorithm, params, other))):
+        yield f"prepare or schedule: steps that are no transitions have an influence; they need a {WEIGHT!r} of 0"
+    learner = Learner(algorithm, initial, learning_rate=1e-3, adam_epsilon=1e-5, max_gradient_norm=1.0, seed=0)
+    result = learner.step(slots)
+    if result.skipped:
+        yield f"{result.skipped} of {len(result.taken)} minibatches were skipped: a loss or gradient is not finite"
+    elif np.array_equal(learner.parameters(initial.version).vector, initial.vector):
+        yield "loss: a step changes no parameter"
+
+
+def _step_inputs(algorithm: Algorithm, params: Tensor, slots: Arrays) -> tuple[Batch, Tensors]:
+    batch = algorithm.prepare(params, slots, one_rank, _without_gradients(algorithm))
+    return batch, algorithm.schedule(batch, np.random.default_rng(0), one_rank)
+
+
+def _without_gradients(algorithm: Algorithm) -> Callable[[Tensor, Tensors], Tensors]:
+    def evaluate(params: Tensor, rows: Tensors) -> Tensors:
+        with torch.no_grad():
+            return algorithm.evaluate(params, rows)
+
+    return evaluate
+
+
+def _gradient(algorithm: Algorithm, params: Tensor, batch: Batch, schedule: Tensors) -> Tensor:
+    """Return the gradient of the first minibatch's loss."""
+    leaf = params.detach().requires_grad_()
+    minibatch = {name: tensor[0] for name, tensor in schedule.items()}
+    minibatch |= {name: torch.tensor(value) for name, value in algorithm.coefficients(0).items()}
+    loss, _ = algorithm.loss(leaf, algorithm.initial_state(params), gathered(batch.rows, minibatch))
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    return gradient
+
+
+def _parts(schedule: Tensors, num_rows: int) -> Iterator[Tensors]:
+    """Yield both halves of each minibatch. Arrays [K, M, ...] have an entry for each row."""
+    half = num_rows // 2
+    for part in (slice(half), slice(half, None)):
+        yield {
+            name: tensor[:, part] if tensor.dim() > 1 and tensor.shape[1] == num_rows else tensor
+            for name, tensor in schedule.items()
+        }
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).norm() > TOLERANCE * torch.maximum(one.norm(), other.norm()))

@@ -1,0 +1,104 @@
+"""An algorithm of the user's own: what its factory gets and what its class declares.
+
+``algorithm.custom`` in the spec names the factory. It is called with a ``Setup`` and the spec's ``kwargs``, and returns
+a ``CustomAlgorithm``. ``rows`` and ``returns`` have parts that many algorithms share; ``vtrace`` is an example.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rlsrl.algorithms.base import Algorithm
+from rlsrl.algorithms.schedules import Scheduled
+from rlsrl.api.spec import AlgorithmNeeds, CustomAlgorithmSpec
+from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.references import load_callable
+
+INTERFACE = 1
+"""The version of the interface: of this module, ``base``, ``rows``, ``returns`` and ``rlsrl.policies.distributions``.
+It rises with every change that an algorithm has to follow."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Setup:
+    """What a factory gets."""
+
+    policy: TorchPolicy
+    """``policy.pure`` is the network as a function of its parameters; ``policy.env_spec`` describes observations and
+    actions. The policy's own weights are not used."""
+    settings: CustomAlgorithmSpec
+    """The block of the spec, with ``discount`` and ``needs``. The rest is applied for the algorithm: rewards are scaled
+    and clipped before it sees them, and the learner makes the optimizer's steps."""
+    num_ranks: int
+    """Ranks that share each minibatch evenly."""
+
+    @property
+    def minibatch_size(self) -> int:
+        """Rows of one rank's share of a minibatch."""
+        return self.settings.needs.minibatch_size // self.num_ranks
+
+
+class CustomAlgorithm(Algorithm):
+    """Base of the algorithms that users write."""
+
+    interface: ClassVar[int]
+    """The version of the interface that the class was written for: a number, not ``INTERFACE``."""
+
+    @property
+    @abstractmethod
+    def needs(self) -> AlgorithmNeeds:
+        """What the algorithm does, for comparison with ``algorithm.custom.needs``.
+
+        Validation, sizing and the operator know only the spec; an algorithm that does something else is refused.
+        """
+
+
+def build(settings: CustomAlgorithmSpec, policy: TorchPolicy, num_ranks: int, end: int | None) -> CustomAlgorithm:
+    """Return one of ``num_ranks`` ranks' algorithm: see ``catalog.Implementation.build``.
+
+    Raises:
+        ConfigurationError: the factory cannot be loaded, raised, did not return a ``CustomAlgorithm``, or returned one
+            for another version of the interface or with other needs than the spec's.
+    """
+    del end
+    factory = load_callable(settings.factory, where="algorithm factory")
+    named = f"algorithm factory {settings.factory!r}"
+    try:
+        algorithm = factory(Setup(policy=policy, settings=settings, num_ranks=num_ranks), **settings.kwargs)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"{named} raised {type(error).__name__} for arguments {settings.kwargs}: {error}"
+        ) from error
+    if not isinstance(algorithm, CustomAlgorithm):
+        raise ConfigurationError(f"{named} returned a {type(algorithm).__name__}, not a CustomAlgorithm")
+    written_for = getattr(algorithm, "interface", None)
+    if written_for != INTERFACE:
+        raise ConfigurationError(
+            f"{named} returned a {type(algorithm).__name__} whose attribute 'interface' is {written_for}; this rlsrl "
+            f"has version {INTERFACE} of the interface of algorithms"
+        )
+    _check_needs(algorithm.needs, settings.needs, named)
+    return algorithm
+
+
+def coefficients(settings: CustomAlgorithmSpec, end: int | None) -> Mapping[str, Scheduled]:
+    """Return no coefficients: what the spec's ``kwargs`` say does not change during training."""
+    del settings, end
+    return {}
+
+
+def _check_needs(found: Any, expected: AlgorithmNeeds, named: str) -> None:
+    if not isinstance(found, AlgorithmNeeds):
+        raise ConfigurationError(f"{named}: 'needs' is of type {type(found).__name__}, not AlgorithmNeeds")
+    by_spec = expected.model_dump(by_alias=True)
+    for field, value in found.model_dump(by_alias=True).items():
+        if by_spec[field] != value:
+            raise ConfigurationError(
+                f"algorithm.custom.needs.{field} is {by_spec[field]}, and the algorithm of {named} needs {value}"
+            )
