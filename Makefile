@@ -61,7 +61,7 @@ bench-report: setup  ## Update the table and plot of the benchmarks in docs/benc
 paired: setup  ## Compare the speed of HEAD with an older commit on a workload (BASE=REV W=W1; 40 minutes)
 	$(BIN)/python benchmarks/paired.py $(BASE) $(W)
 
-lint: setup  ## ruff, mypy, layers, class names, drift of generated files
+lint: setup  ## ruff, mypy, layers, class names, sizes, drift of generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -69,6 +69,7 @@ lint: setup  ## ruff, mypy, layers, class names, drift of generated files
 	MYPYPATH=hack/dashboards.d $(BIN)/mypy hack/dashboards.d/main.py
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python hack/class_names.py
+	$(BIN)/python hack/sizes.py
 	@drift=$$(mktemp -d); trap 'rm -rf "$$drift"' EXIT; hack/protos "$$drift"; \
 	  diff -r -x __init__.py -x __pycache__ "$$drift/rlsrl/rpc/v1" worker/rlsrl/rpc/v1 \
 	  || { echo "lint: the stubs differ from protos/: run \`make protos\` and commit"; exit 1; }

@@ -21,7 +21,7 @@ from rlsrl.testing.contexts import RecordingSession, make_context
 from rlsrl.testing.parameter_dbs import make_parameters, make_state
 from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.trainer import TrainerWorker
-from rlsrl.workers.training import Checkpoint
+from rlsrl.workers.training import Checkpoint, Ending
 
 TEXT = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -158,15 +158,10 @@ def run_trainer(
 
     def build(*_: Any, on_training_end: Callable[[], None], **__: Any) -> Any:
         on_training_end()
-        training = {
-            "stop_reason": reason,
-            "run_failure": None,
-            "has_stepped": has_stepped,
-            "is_last_permanent": True,
-        }
+        ending = Ending(stop_reason=reason, is_last_permanent=True)
         steps = dict.fromkeys(("start", "wake", "stop", "join", "check"), nothing)
         return SimpleNamespace(
-            training=SimpleNamespace(checkpoint=checkpoint, **training, **steps),
+            training=SimpleNamespace(checkpoint=checkpoint, ending=ending, has_stepped=has_stepped, **steps),
             consumer=SimpleNamespace(receive=nothing, close=nothing, outstanding=()),
             buffer=SimpleNamespace(put=nothing, close=nothing),
             checkpoints=SimpleNamespace(

@@ -290,7 +290,10 @@ def test_every_version_is_published_the_first_one_included(make_bench: Callable[
     bench.train(3)
     assert bench.ended.wait(DEADLINE_SECONDS)
     bench.thread.check()
-    assert (bench.thread.stop_reason, bench.thread.checkpoint().parameters.version) == ("trainSteps", Version(1, 3))
+    assert (bench.thread.ending.stop_reason, bench.thread.checkpoint().parameters.version) == (
+        "trainSteps",
+        Version(1, 3),
+    )
     assert steps_of(bench.published) == [("1.0", 0), ("1.1", 1), ("1.2", 2), ("1.3", 3)]
     assert bench.ledger.snapshot()["counters"]["trained"] == 3 * SLOT
     bench.end()
@@ -336,7 +339,7 @@ def test_transitions_without_an_effect_are_dropped_not_trained(make_bench: Calla
     assert (metadata["minibatches"], metadata["minibatches_skipped"]) == (6, 2)
     assert metadata["env_steps"] == 2 * SLOT, "steps of the environment, trained or not"
     assert bench.join_session.rows[-1][1]["minibatches_skipped"] == 2
-    assert (bench.thread.stop_reason, bench.thread.run_failure) == ("trainSteps", None)
+    assert (bench.thread.ending.stop_reason, bench.thread.ending.run_failure) == ("trainSteps", None)
     bench.end()
 
 
@@ -345,8 +348,8 @@ def test_a_run_that_skips_most_minibatches_ends_with_the_reason(make_bench: Call
     bench.learner.taken = (False,) * 51 + (True,) * 49
     bench.train(2)
     bench.thread.join(DEADLINE_SECONDS)
-    assert (bench.thread.stop_reason, bench.learner.steps) == (UPDATES_SKIPPED, 2)
-    assert (bench.thread.run_failure or "").startswith("102 of the last 200 minibatches were skipped")
+    assert (bench.thread.ending.stop_reason, bench.learner.steps) == (UPDATES_SKIPPED, 2)
+    assert (bench.thread.ending.run_failure or "").startswith("102 of the last 200 minibatches were skipped")
     bench.end()
 
 
@@ -355,8 +358,8 @@ def test_a_run_that_ends_before_the_window_is_full_is_judged_at_its_end(make_ben
     bench.learner.taken = (False, False, True)
     bench.train(3)
     bench.thread.join(DEADLINE_SECONDS)
-    assert (bench.thread.stop_reason, bench.learner.steps) == (UPDATES_SKIPPED, 3)
-    assert (bench.thread.run_failure or "").startswith("6 of the last 9 minibatches were skipped")
+    assert (bench.thread.ending.stop_reason, bench.learner.steps) == (UPDATES_SKIPPED, 3)
+    assert (bench.thread.ending.run_failure or "").startswith("6 of the last 9 minibatches were skipped")
     bench.end()
 
 
@@ -438,7 +441,10 @@ def test_versions_are_stored_when_due_with_what_resuming_needs(make_bench: Calla
     assert (stored.metadata["train_steps"], stored.metadata["program"]) == (4, None)
     assert bench.join_session.turns.count("store") == len(bench.stored), "a slow disk shows as a wait"
     bench.end()
-    assert (bench.thread.checkpoint().parameters.version, bench.thread.is_last_permanent) == (Version(1, 7), False)
+    assert (bench.thread.checkpoint().parameters.version, bench.thread.ending.is_last_permanent) == (
+        Version(1, 7),
+        False,
+    )
 
 
 def test_a_permanent_version_that_is_due_at_the_last_step_is_the_last_version(make_bench: Callable[..., Bench]) -> None:
@@ -448,7 +454,7 @@ def test_a_permanent_version_that_is_due_at_the_last_step_is_the_last_version(ma
     bench.thread.check()
     assert bench.stored == []
     bench.end()
-    assert bench.thread.is_last_permanent
+    assert bench.thread.ending.is_last_permanent
     assert bench.thread.checkpoint(is_permanent=True).is_permanent
 
 
@@ -474,7 +480,10 @@ def test_a_run_that_resumes_at_its_stop_condition_trains_nothing(make_bench: Cal
     done.load_state_dict({"env_steps": 40, "train_steps": 5, "num_episodes": 0, "train_seconds": 1.0, "returns": []})
     bench = make_bench(version=Version(2, 5), progress=done, stop={"train_steps": 5})
     assert bench.ended.wait(DEADLINE_SECONDS)
-    assert (bench.thread.stop_reason, bench.thread.checkpoint().parameters.version) == ("trainSteps", Version(2, 5))
+    assert (bench.thread.ending.stop_reason, bench.thread.checkpoint().parameters.version) == (
+        "trainSteps",
+        Version(2, 5),
+    )
     assert bench.learner.steps == 5
     assert not bench.has_credit()
     bench.end()
@@ -505,7 +514,7 @@ def test_a_batch_with_fewer_transitions_is_followed_by_another_credit(make_bench
     bench.post(slots[1])
     bench.post(last)
     assert bench.ended.wait(DEADLINE_SECONDS)
-    assert (bench.thread.stop_reason, bench.learner.steps) == ("envSteps", 3)
+    assert (bench.thread.ending.stop_reason, bench.learner.steps) == ("envSteps", 3)
     bench.end()
 
 
@@ -533,8 +542,8 @@ def test_a_run_that_resumes_at_its_end_is_judged_by_the_minibatches_of_its_forme
     done.load_state_dict({"env_steps": 40, "train_steps": 5, "num_episodes": 0, "train_seconds": 1.0, "returns": []})
     bench = make_bench(version=Version(2, 5), progress=done, taken=[True, False, False], stop={"train_steps": 5})
     assert bench.ended.wait(DEADLINE_SECONDS)
-    assert bench.thread.stop_reason == UPDATES_SKIPPED
-    assert (bench.thread.run_failure or "").startswith("2 of the last 3 minibatches were skipped")
+    assert bench.thread.ending.stop_reason == UPDATES_SKIPPED
+    assert (bench.thread.ending.run_failure or "").startswith("2 of the last 3 minibatches were skipped")
     assert bench.thread.checkpoint().state.values["minibatches_taken"] == [True, False, False]
     bench.end()
 
@@ -545,7 +554,7 @@ def test_stop_ends_the_thread_without_a_batch(make_bench: Callable[..., Bench]) 
     bench.thread.stop()
     bench.thread.join(DEADLINE_SECONDS)
     assert bench.ended.is_set()
-    assert bench.thread.stop_reason is None
+    assert bench.thread.ending.stop_reason is None
     bench.end()
 
 
@@ -561,7 +570,7 @@ def test_settings_are_applied_between_two_steps(make_bench: Callable[..., Bench]
     assert len(bench.learner.adopted) <= 2
     bench.post(slot)
     bench.thread.join(DEADLINE_SECONDS)
-    assert bench.thread.stop_reason == "trainSteps"
+    assert bench.thread.ending.stop_reason == "trainSteps"
     assert bench.learner.steps == 3
 
 
@@ -571,7 +580,7 @@ def test_settings_may_end_the_run(make_bench: Callable[..., Bench]) -> None:
     until(lambda: bench.learner.steps == 2, "the thread waits for a batch")
     bench.thread.adopt({"train_steps": 1})
     bench.thread.join(DEADLINE_SECONDS)
-    assert (bench.thread.stop_reason, bench.learner.steps) == ("trainSteps", 2)
+    assert (bench.thread.ending.stop_reason, bench.learner.steps) == ("trainSteps", 2)
 
 
 def paused(bench: Bench) -> Bench:
@@ -624,7 +633,7 @@ def test_a_paused_thread_stores_versions_on_request_and_ends_when_it_is_told_to(
     bench.thread.adopt({"store_request": "first", "now": True})
     assert bench.ended.wait(DEADLINE_SECONDS)
     bench.thread.check()
-    assert (bench.thread.stop_reason, len(bench.stored)) == ("now", 1)
+    assert (bench.thread.ending.stop_reason, len(bench.stored)) == ("now", 1)
     bench.end()
 
 

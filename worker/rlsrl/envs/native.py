@@ -15,10 +15,11 @@ from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.episodes import EpisodeReports, info_of_lane
 from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_in_bulk
 from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite, named, not_made
+from rlsrl.envs.lane_environments import WAIT_SECONDS
 from rlsrl.envs.place import INSPECTION
 from rlsrl.envs.spaces import action_batcher, observation_keys, spec_of_spaces
 from rlsrl.envs.unreachable import EnvironmentUnreachable
-from rlsrl.envs.vector import WAIT_SECONDS, VectorEnv
+from rlsrl.envs.vector import VectorEnv
 from rlsrl.runtime.call_board import CallBoard, CallEntry, close_entry, on_board, private_entry
 from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError
 

@@ -18,7 +18,8 @@ from typing_extensions import override
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.faults import EnvironmentFaults
-from rlsrl.envs.vector import EnvCall, LoopVectorEnv, VectorEnv, common_spec
+from rlsrl.envs.lane_environments import EnvCall, common_spec
+from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.runtime.call_board import CallBoard
 from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError
 

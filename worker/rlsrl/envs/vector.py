@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -14,10 +13,11 @@ from typing_extensions import override
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.check import first_observation, unusable_observation, unusable_step
 from rlsrl.envs.episodes import EpisodeReports
-from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite, named, not_made
-from rlsrl.envs.spaces import action_decoder, observation_keys, spec_of
-from rlsrl.envs.unreachable import EnvironmentUnreachable, WaitAbandoned
-from rlsrl.runtime.call_board import IDLE, LANE, NUM_CALLS, CallBoard, close_entry, on_board, private_entry
+from rlsrl.envs.faults import EnvironmentFaults, NonFiniteValue, SlotGuard, is_finite
+from rlsrl.envs.lane_environments import EnvCall, LaneEnvironments
+from rlsrl.envs.spaces import action_decoder, observation_keys
+from rlsrl.envs.unreachable import EnvironmentUnreachable
+from rlsrl.runtime.call_board import IDLE, LANE, NUM_CALLS, CallBoard, on_board, private_entry
 from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError
 
 if TYPE_CHECKING:
@@ -27,12 +27,6 @@ _DECORRELATION = 0xDEC0
 """Second word of the seed that decorrelation draws from: the environment uses the same first word."""
 _MADE_AGAIN = 0xDEC1
 """Second word of the seed of an environment that is made again."""
-
-EnvCall = Callable[..., Any]
-"""An environment's ``step``, ``reset`` or ``close``, or the function that makes it again or waits for its server."""
-
-WAIT_SECONDS = 0.2
-"""How long one wait for an environment's server may take: between waits it is asked whether it is still wanted."""
 
 
 class VectorEnv(Protocol):
@@ -77,21 +71,6 @@ class VectorEnv(Protocol):
         """Close the environments."""
 
 
-def common_spec(specs: Sequence[EnvSpec], first_rank: int) -> EnvSpec:
-    """Return the one spec of all environments, whose environment ranks begin at ``first_rank``.
-
-    Raises:
-        ConfigurationError: two specs differ.
-    """
-    first, *others = specs
-    for rank, other in enumerate(others, start=first_rank + 1):
-        if other != first:
-            raise ConfigurationError(
-                f"environments differ: rank {first_rank} has {first}, rank {rank} has {other}; all need equal spaces"
-            )
-    return first
-
-
 class LoopVectorEnv(VectorEnv):
     """Steps its environments in a plain loop: the least work per step for fast environments without a bulk form."""
 
@@ -130,35 +109,27 @@ class LoopVectorEnv(VectorEnv):
         """
         if not seeds:
             raise ConfigurationError("a vector environment needs at least one seed")
-        self._still_wanted = still_wanted
         self._faults = faults or EnvironmentFaults()
         self._calls = private_entry() if board is None else board.open_entry(first_rank)
-        self._make = make
         self._wrap_call = wrap_call
         self.num_envs = len(seeds)
         self._seeds = tuple(seeds)
         self._first_rank = first_rank
         self._max_decorrelation_steps = max_decorrelation_steps
         self._num_made_again = 0
-        self._envs: dict[int, gymnasium.Env[Any, Any]] = {}
-        """By lane. A lane has none while its environment is made again."""
-        try:
-            for lane in range(self.num_envs):
-                self._envs[lane] = self._made(lane)
-            self.spec = common_spec([spec_of(env) for env in self._envs.values()], first_rank)
-        except BaseException:
-            self.close()
-            raise
+        self._envs = LaneEnvironments(
+            make, self.num_envs, first_rank=first_rank, calls=self._calls, wrap_call=wrap_call, faults=self._faults,
+            still_wanted=still_wanted,
+        )  # fmt: skip
+        self.spec = self._envs.spec
         self._all_reports = reports or EpisodeReports()
-        self._reports = [self._all_reports.of(first_rank + lane, env) for lane, env in self._envs.items()]
+        lanes = range(self.num_envs)
+        self._reports = [self._all_reports.of(first_rank + lane, self._envs[lane]) for lane in lanes]
         self._guard = SlotGuard(self.spec, self.num_envs)
-        self._keys = tuple(
-            (name, keys, self._guard.frame_zeros[name])
-            for name, keys in observation_keys(self._envs[0].observation_space).items()
-        )
+        self._keys = _written_arrays(self._envs[0], self._guard)
         self._decode = action_decoder(self._envs[0].action_space)
         # Bound methods and plain lists: `step` touches them once per environment and step.
-        self._steps = [wrap_call(env.step) for env in self._envs.values()]
+        self._steps = [wrap_call(self._envs[lane].step) for lane in lanes]
         self._observations: list[Any] = []
         self._ended = [False] * len(seeds)
         self._returns = [0.0] * len(seeds)
@@ -300,18 +271,6 @@ class LoopVectorEnv(VectorEnv):
         except USERS_ERRORS as error:
             return self._make_again(lane, 0, error)
 
-    def _made(self, lane: int) -> gymnasium.Env[Any, Any]:
-        """Return a new environment of the lane, the first one."""
-        while True:
-            try:
-                return on_board(self._calls, lane, "make", self._make, self._first_rank + lane)
-            except ConfigurationError:
-                raise
-            except EnvironmentUnreachable as error:
-                self._await_server(lane, error, error.wait)
-            except USERS_ERRORS as error:
-                raise not_made(named(self._ranks(lane)), error) from error
-
     def _make_again(self, lane: int, step: int, error: BaseException) -> Any:
         """Close the environment that raised ``error`` in that step of its episode, and make another in its place.
 
@@ -326,9 +285,9 @@ class LoopVectorEnv(VectorEnv):
         has_waited = False
         while True:
             if not (has_waited and isinstance(error, EnvironmentUnreachable)):
-                self._faults.error(self._ranks(lane), step, error)
+                self._faults.error(self._envs.ranks(lane), step, error)
             if isinstance(error, EnvironmentUnreachable):
-                self._await_server(lane, error, self._wrap_call(error.wait))
+                self._envs.await_server(lane, error)
                 has_waited = True
             try:
                 observation = self._replace(lane)
@@ -342,41 +301,8 @@ class LoopVectorEnv(VectorEnv):
             self._guard.has_frame(lane)
             return observation
 
-    def _await_server(self, lane: int, error: EnvironmentUnreachable, wait: EnvCall) -> None:
-        """Wait, by ``wait``, until the server of the lane's environment may be tried again.
-
-        Raises:
-            WaitAbandoned: the environments are no longer wanted.
-        """
-
-        def wait_while_wanted() -> None:
-            if wait(WAIT_SECONDS):
-                return  # the server has lost the episode, and answers
-            with self._faults.waiting(self.num_envs, error):  # all of them: one thread steps them
-                while self._still_wanted():
-                    if wait(WAIT_SECONDS):
-                        return
-            raise WaitAbandoned(f"{named(self._ranks(lane))}: {error}") from error
-
-        if not self._still_wanted():
-            raise WaitAbandoned(f"{named(self._ranks(lane))}: {error}") from error
-        on_board(self._calls, lane, "wait", wait_while_wanted)
-
     def _replace(self, lane: int) -> Any:
-        if (failed := self._envs.pop(lane, None)) is not None:
-            with suppress(Exception, SystemExit):  # it has failed already
-                on_board(self._calls, lane, "close", self._wrap_call(failed.close))
-
-        def make() -> None:
-            # Kept, and so closed, even if the wrapper raises after it.
-            self._envs[lane] = self._make(self._first_rank + lane)
-
-        on_board(self._calls, lane, "make", self._wrap_call(make))
-        env = self._envs[lane]
-        if (spec := spec_of(env)) != self.spec:
-            raise ConfigurationError(
-                f"environment rank {self._first_rank + lane} had {self.spec}; made again, it has {spec}"
-            )
+        env = self._envs.replace(lane)
         self._steps[lane] = self._wrap_call(env.step)
         self._reports[lane] = self._all_reports.of(self._first_rank + lane, env)
         self._num_made_again += 1
@@ -410,14 +336,14 @@ class LoopVectorEnv(VectorEnv):
             self._returns[lane], self._lengths[lane] = 0.0, 0
         return observation
 
-    def _ranks(self, lane: int) -> range:
-        return range(self._first_rank + lane, self._first_rank + lane + 1)
-
     @override
     def close(self) -> None:
         """Close every environment, even if one fails, then raise the failure. Idempotent."""
-        envs, self._envs = self._envs, {}
-        with ExitStack() as stack:
-            stack.callback(close_entry, self._calls)
-            for lane, env in envs.items():
-                stack.callback(on_board, self._calls, lane, "close", env.close)
+        self._envs.close()
+
+
+def _written_arrays(env: gymnasium.Env[Any, Any], guard: SlotGuard) -> tuple[tuple[str, Any, Any], ...]:
+    """Return each array of a frame: its name, the keys to its place in an observation, and its guard's zeros."""
+    return tuple(
+        (name, keys, guard.frame_zeros[name]) for name, keys in observation_keys(env.observation_space).items()
+    )

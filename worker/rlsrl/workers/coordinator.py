@@ -187,7 +187,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         server.check()
         if self._settings is not None and self._settings.refresh():
             server.adopt(self._settings.by_role, self._settings.config, ANSWER_SECONDS)
-        heartbeats, rows = server.service.num_heartbeats, server.service.num_rows
+        heartbeats, rows = server.service.num_heartbeats, server.service.rows.num_rows
         metrics_rows = _taken_from(server.service.metrics_rows)
         if self._wandb is not None:
             self._wandb.poll(new_rows=rows > self._num_rows, metrics_rows=metrics_rows)

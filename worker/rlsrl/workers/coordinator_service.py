@@ -73,6 +73,31 @@ Pauses = Callable[[str, int], bool]
 """Says whether the worker of a role with an index is paused."""
 
 
+class RowWriter:
+    """Stores the workers' rows of the learning curve. While the disk fails, each sweep tries again."""
+
+    def __init__(self, curve: LearningCurve, log: structlog.stdlib.BoundLogger) -> None:
+        self._curve = curve
+        self._log = log
+        self._is_failing = False
+        """Whether the disk did not take the last rows."""
+        self.num_rows = 0
+        """Rows stored."""
+
+    def write(self, stream: WorkerStream) -> None:
+        """Store the rows that have come by this stream, and acknowledge them."""
+        try:
+            self.num_rows += self._curve.append(stream.unwritten)
+        except OSError:
+            if not self._is_failing:  # Once: the worker keeps the rows, and a full disk may stay full for hours.
+                self._log.exception("rows_not_written")
+            self._is_failing = True
+            return
+        self._is_failing = False
+        stream.acknowledge_rows(stream.unwritten[-1].sequence)
+        stream.unwritten.clear()
+
+
 class CoordinatorService(CoordinatorServicer):
     """Serves Join, Status and ReportCalls. ``run_sweeps`` must run beside it, in the same event loop."""
 
@@ -108,10 +133,7 @@ class CoordinatorService(CoordinatorServicer):
         """Replaced by a new event each time that it is set."""
         self.num_heartbeats = 0
         """Heartbeats received."""
-        self.num_rows = 0
-        """Learning-curve rows stored."""
-        self._are_rows_failing = False
-        """Whether the disk did not take the last rows."""
+        self.rows = RowWriter(curve, log)
         self._worker_metrics = WorkerMetrics(seconds=experiment.metrics_seconds, now=self._listening_since)
         self.metrics_rows: deque[WorkerMetricsRow] = deque(maxlen=MAX_METRICS_ROWS)
         """Rows for further trackers. Another thread takes them out."""
@@ -218,7 +240,7 @@ class CoordinatorService(CoordinatorServicer):
                 self._on_lease_ended(lease, "worker_died")
         for stream in self._streams.values():
             if stream.unwritten:
-                self._append_rows(stream)
+                self.rows.write(stream)
         if now - self._copies_written_at > WRITE_COPIES_SECONDS:
             self._copies_written_at = now
             self._state.write_copies()
@@ -231,12 +253,7 @@ class CoordinatorService(CoordinatorServicer):
 
         If workers are connected, it takes at least ``EXIT_NOTICE_SECONDS``, and never longer than ``EXIT_SECONDS``.
         """
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        while self._streams and (waited := loop.time() - began) < EXIT_SECONDS:
-            if waited >= EXIT_NOTICE_SECONDS and not self._members.any_exiting(self._streams):
-                return
-            await asyncio.sleep(DRAIN_CHECK_SECONDS)
+        await _until_none_exits(self._streams, self._members)
 
     async def flush(self) -> None:
         """Write the state before the end. A failing disk does not delay the end."""
@@ -346,21 +363,8 @@ class CoordinatorService(CoordinatorServicer):
             await _keep_log(self._logs, stream, log_parts_of(heartbeat))
         if heartbeat.records:
             stream.unwritten.extend(rows_of(heartbeat, claim))
-            self._append_rows(stream)
+            self.rows.write(stream)
         return None
-
-    def _append_rows(self, stream: WorkerStream) -> None:
-        """Store the worker's rows and acknowledge them. While the disk fails, each sweep tries again."""
-        try:
-            self.num_rows += self._curve.append(stream.unwritten)
-        except OSError:
-            if not self._are_rows_failing:  # Once: the worker keeps the rows, and a full disk may stay full for hours.
-                self._log.exception("rows_not_written")
-            self._are_rows_failing = True
-            return
-        self._are_rows_failing = False
-        stream.acknowledge_rows(stream.unwritten[-1].sequence)
-        stream.unwritten.clear()
 
     def _on_goodbye(self, claim: Claim, goodbye: pb.Goodbye) -> None:
         if goodbye.done and (claim.role, claim.index) == (TRAINER, 0):
@@ -428,3 +432,13 @@ def _show_workers(leases: Leases, metrics: Metrics, now: float) -> None:
         metrics.workers.labels(worker_role=role).set(len(ages))
         metrics.workers_wanted.labels(worker_role=role).set(leases.capacity[role])
         metrics.heartbeat_age_seconds.labels(worker_role=role).set(max(ages, default=0.0))
+
+
+async def _until_none_exits(streams: Mapping[str, WorkerStream], members: Members) -> None:
+    """Return once no worker of a stream exits; see ``CoordinatorService.drain``."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while streams and (waited := loop.time() - began) < EXIT_SECONDS:
+        if waited >= EXIT_NOTICE_SECONDS and not members.any_exiting(streams):
+            return
+        await asyncio.sleep(DRAIN_CHECK_SECONDS)

@@ -118,6 +118,22 @@ class Progress:
             left.append(-((self.env_steps - stop.env_steps) // batch_transitions))
         return max(0, min(left)) if left else None
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a version's metadata say of the training up to it: JSON values."""
+        return {
+            "env_steps": self.env_steps,
+            "train_steps": self.train_steps,
+            "return_mean": self.return_mean,
+            "length_mean": self.length_mean,
+            "episode_info": self.episode_info,
+            "train_seconds": round(self.train_seconds, 3),
+            "minibatches": self.minibatches,
+            "minibatches_skipped": self.minibatches_skipped,
+            "non_finite_returns": self.non_finite_returns,
+            "store_request": self.store_request,
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """Return JSON values for ``load_state_dict``."""
         return {

@@ -152,7 +152,7 @@ class TrainerWorker(Worker[TrainerConfig]):
                 parts.checkpoints.close(DISK_DEADLINE_SECONDS)
             parts.training.check()
             parts.checkpoints.check()
-            final = parts.training.checkpoint(is_permanent=parts.training.is_last_permanent)
+            final = parts.training.checkpoint(is_permanent=parts.training.ending.is_last_permanent)
             if parts.gang.rank == 0:
                 self._store_last(final, parts)
             parts.ledger.end()
@@ -166,7 +166,8 @@ class TrainerWorker(Worker[TrainerConfig]):
 
     def _store_last(self, final: Checkpoint, parts: TrainerParts) -> None:
         """Store the last version. If a stop condition holds, wait for room, and store the terminal record, too."""
-        reason, failure = parts.training.stop_reason, parts.training.run_failure
+        ending = parts.training.ending
+        reason, failure = ending.stop_reason, ending.run_failure
         if (withdrawn := parts.withdrawn_failure) is not None and not parts.training.has_stepped:
             # The version is the one with which the run had failed, and the trainer that resumes from it must know that.
             final = replace(final, metadata={**final.metadata, WITHDRAWN_KEY: withdrawn})

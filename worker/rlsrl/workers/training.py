@@ -108,6 +108,12 @@ class Experience:
     """Most transitions of a batch, over all ranks."""
     max_policy_lag: int
 
+    def discard_stale(self, version: Version) -> None:
+        """Drop and count what is too old to be trained after this version."""
+        for discard in self.buffer.discard_stale(version):
+            self.ledger.dropped(discard.reason, discard.num_transitions)
+            self.limiter.discarded(discard.num_lanes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StartingPoint:
@@ -133,6 +139,18 @@ class Outputs:
     """Metadata of every checkpoint."""
     on_end: Callable[[], None]
     """Called from the training thread when it ends."""
+
+
+@dataclass(kw_only=True)
+class Ending:
+    """Why training has ended. The thread writes it; others read it after the thread's end."""
+
+    stop_reason: str | None = None
+    """The stop condition that ended training, ``UPDATES_SKIPPED``, or None."""
+    run_failure: str | None = None
+    """Why the run has failed, if ``stop_reason`` is ``UPDATES_SKIPPED``, else None."""
+    is_last_permanent: bool = False
+    """Whether a permanent version is due at the step that ended training."""
 
 
 class TrainingThread:
@@ -172,8 +190,7 @@ class TrainingThread:
         self._attention = threading.Event()
         """Wakes the paused thread."""
         self._failure: BaseException | None = None
-        self._stop_reason: str | None = None
-        self._run_failure: str | None = None
+        self.ending = Ending()
         self._skip_window = start.skip_window
         self._room = 0
         """The room of the last grant."""
@@ -183,23 +200,7 @@ class TrainingThread:
         self._unreported: dict[str, float] | None = None
         self._due_checkpoint: bool | None = None
         """Whether the checkpoint that is due is permanent; None while none is due."""
-        self._is_last_permanent = False
         self._thread = threading.Thread(target=self._run, name="training", daemon=True)
-
-    @property
-    def stop_reason(self) -> str | None:
-        """The stop condition that ended training, ``UPDATES_SKIPPED``, or None."""
-        return self._stop_reason
-
-    @property
-    def run_failure(self) -> str | None:
-        """Why the run has failed, if ``stop_reason`` is ``UPDATES_SKIPPED``, else None."""
-        return self._run_failure
-
-    @property
-    def is_last_permanent(self) -> bool:
-        """Whether a permanent version is due at the step that ended training."""
-        return self._is_last_permanent
 
     @property
     def has_stepped(self) -> bool:
@@ -265,19 +266,7 @@ class TrainingThread:
         return Checkpoint(
             parameters=self._learner.parameters(self._version),
             state=TrainerState(version=self._version, arrays=arrays, values=state),
-            metadata={
-                "env_steps": self._progress.env_steps,
-                "train_steps": self._progress.train_steps,
-                "return_mean": self._progress.return_mean,
-                "length_mean": self._progress.length_mean,
-                "episode_info": self._progress.episode_info,
-                "train_seconds": round(self._progress.train_seconds, 3),
-                "minibatches": self._progress.minibatches,
-                "minibatches_skipped": self._progress.minibatches_skipped,
-                "non_finite_returns": self._progress.non_finite_returns,
-                "store_request": self._progress.store_request,
-                **self._outputs.metadata,
-            },
+            metadata={**self._progress.metadata, **self._outputs.metadata},
             is_permanent=is_permanent,
         )
 
@@ -376,9 +365,7 @@ class TrainingThread:
 
     def _grant_credits(self) -> None:
         experience = self._experience
-        for discard in experience.buffer.discard_stale(self._version):
-            experience.ledger.dropped(discard.reason, discard.num_transitions)
-            experience.limiter.discarded(discard.num_lanes)
+        experience.discard_stale(self._version)
         lanes, room = experience.limiter.take(), experience.limiter.room
         if lanes or room != self._room:
             self._room = room
@@ -428,15 +415,16 @@ class TrainingThread:
             skipped=result.skipped,
         )
         self._skip_window.add(result.taken)
-        self._update_metrics(result, policy_lag, episodes)
+        exceeds = policy_lag > self._experience.max_policy_lag
+        _show_step(self._context.metrics, result, policy_lag, episodes, self._progress, exceeds=exceeds)
         self._look_ahead()
         self._unreported = _scalars(self._progress, result, max(part["policy_lag"] for part in parts))
         cadence = self._settings.cadence
         if cadence.report.check():
             self._report()
         push, tag = cadence.push.check(), cadence.tag.check()
-        if self._stop_reason is not None:
-            self._is_last_permanent = tag
+        if self.ending.stop_reason is not None:
+            self.ending.is_last_permanent = tag
         elif push or tag:
             self._due_checkpoint = tag
 
@@ -445,25 +433,12 @@ class TrainingThread:
         stop, experience = self._settings.stop_conditions, self._experience
         steps = self._progress.steps_left(stop, batch_transitions=experience.batch_transitions)
         experience.limiter.expect(None if steps is None else steps * experience.batch_lanes)
-        self._stop_reason = self._progress.stop_reason(stop)
-        self._run_failure = self._skip_window.failure(at_end=self._stop_reason is not None)
-        if self._run_failure is not None:
-            self._stop_reason = UPDATES_SKIPPED
-        if self._stop_reason is not None:
+        self.ending.stop_reason = self._progress.stop_reason(stop)
+        self.ending.run_failure = self._skip_window.failure(at_end=self.ending.stop_reason is not None)
+        if self.ending.run_failure is not None:
+            self.ending.stop_reason = UPDATES_SKIPPED
+        if self.ending.stop_reason is not None:
             self._stopping.set()
-
-    def _update_metrics(self, result: StepResult, policy_lag: int, episodes: EndedEpisodes) -> None:
-        metrics = self._context.metrics
-        metrics.train_steps.inc()
-        metrics.transitions_trained.inc(result.num_transitions - result.num_untrained)
-        metrics.minibatches.labels(outcome="taken").inc(len(result.taken) - result.skipped)
-        metrics.minibatches.labels(outcome="skipped").inc(result.skipped)
-        metrics.episodes.inc(len(episodes.returns))
-        metrics.policy_lag.observe(policy_lag)
-        metrics.policy_lag_exceeded.inc(policy_lag > self._experience.max_policy_lag)
-        for key, values in episodes.info.items():
-            metrics.episode_info.labels(key=key).inc(len(values))
-        _show_means(metrics, self._progress)
 
     def _report(self) -> None:
         """Report the last step's scalars, unless they were reported already."""
@@ -474,6 +449,22 @@ class TrainingThread:
         self._context.report_stats(scalars)
         if self._gang.rank == 0:
             self._context.join_session.record(self._version.step, scalars)
+
+
+def _show_step(
+    metrics: Metrics, result: StepResult, policy_lag: int, episodes: EndedEpisodes, progress: Progress, *, exceeds: bool
+) -> None:
+    """Count this rank's part of a step. ``exceeds``: its policy lag is above the limit."""
+    metrics.train_steps.inc()
+    metrics.transitions_trained.inc(result.num_transitions - result.num_untrained)
+    metrics.minibatches.labels(outcome="taken").inc(len(result.taken) - result.skipped)
+    metrics.minibatches.labels(outcome="skipped").inc(result.skipped)
+    metrics.episodes.inc(len(episodes.returns))
+    metrics.policy_lag.observe(policy_lag)
+    metrics.policy_lag_exceeded.inc(exceeds)
+    for key, values in episodes.info.items():
+        metrics.episode_info.labels(key=key).inc(len(values))
+    _show_means(metrics, progress)
 
 
 def _show_means(metrics: Metrics, progress: Progress) -> None:

@@ -65,6 +65,27 @@ _KEEP_ALIVE_SECONDS = 600
 def environment_app(sessions: Sessions, *, token: str = "") -> ASGIApp:
     """Return the application. With a token, each request needs it as ``Authorization: Bearer TOKEN``."""
 
+    async def authorize(request: Request) -> None:
+        given = request.headers.get("authorization", "")
+        if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            raise SessionError("unauthorized", "the request has no valid token (Authorization: Bearer ...)")
+
+    app = FastAPI(
+        title=f"rlsrl: {sessions.source}",
+        version=PREFIX.removeprefix("/v"),
+        description=__doc__,
+        lifespan=_lifespan(sessions),
+        dependencies=[Depends(authorize)],
+        responses=_ERRORS,
+        exception_handlers={SessionError: _answer_error, RequestValidationError: _answer_invalid},
+    )
+    calls = _add_calls(app, sessions)
+    _add_descriptions(app, sessions)
+    _add_sessions(app, sessions)
+    return _DirectCalls(app, calls, authorize)
+
+
+def _lifespan(sessions: Sessions) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         expiry = asyncio.create_task(_expire(sessions))
@@ -75,27 +96,21 @@ def environment_app(sessions: Sessions, *, token: str = "") -> ASGIApp:
             if ends := [asyncio.wrap_future(ended) for ended in sessions.close_all()]:
                 await asyncio.wait(ends, timeout=_CLOSE_SECONDS)
 
-    async def authorize(request: Request) -> None:
-        given = request.headers.get("authorization", "")
-        if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            raise SessionError("unauthorized", "the request has no valid token (Authorization: Bearer ...)")
+    return lifespan
 
-    app = FastAPI(
-        title=f"rlsrl: {sessions.source}",
-        version=PREFIX.removeprefix("/v"),
-        description=__doc__,
-        lifespan=lifespan,
-        dependencies=[Depends(authorize)],
-        responses=_ERRORS,
-    )
 
-    @app.exception_handler(SessionError)
-    async def answer_error(_: Request, error: SessionError) -> Response:
-        return _failure(error)
+async def _answer_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, SessionError), "registered for it"
+    return _failure(error)
 
-    @app.exception_handler(RequestValidationError)
-    async def answer_invalid(_: Request, error: RequestValidationError) -> Response:
-        return _failure(_invalid(error.errors()))
+
+async def _answer_invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError), "registered for it"
+    return _failure(_invalid(error.errors()))
+
+
+def _add_calls(app: FastAPI, sessions: Sessions) -> dict[str, _Call]:
+    """Add the calls of environments, and return them by name."""
 
     @app.post(f"{SESSIONS}/{{session}}/reset", response_model=ResetReply)
     async def reset(session: str, body: ResetRequest) -> Response:
@@ -106,6 +121,12 @@ def environment_app(sessions: Sessions, *, token: str = "") -> ASGIApp:
     async def step(session: str, body: StepRequest) -> Response:
         """Step the environment. A repeated key returns the recorded answer and does not step."""
         return _json(await _of(sessions.step(session, body.key, body.action)))
+
+    return {"reset": (ResetRequest, reset), "step": (StepRequest, step)}
+
+
+def _add_descriptions(app: FastAPI, sessions: Sessions) -> None:
+    """Add the requests for the server's state and spaces."""
 
     @app.get(STATE)
     async def state() -> ServerState:
@@ -124,6 +145,10 @@ def environment_app(sessions: Sessions, *, token: str = "") -> ASGIApp:
             sessions.close(name)
         return _json({"observation_space": found.observation, "action_space": found.action})
 
+
+def _add_sessions(app: FastAPI, sessions: Sessions) -> None:
+    """Add the requests that begin and end sessions."""
+
     @app.put(SESSIONS + "/{session}", response_model=SessionReply)
     async def open_session(session: str, body: SessionRequest) -> Response:
         """Make an environment. The client chooses the session's name, such as a UUID. A repeat changes nothing."""
@@ -141,9 +166,6 @@ def environment_app(sessions: Sessions, *, token: str = "") -> ASGIApp:
         """End the session and close its environment. It is no error if there is no such session."""
         sessions.close(session)
         return Response(status_code=204)
-
-    calls: dict[str, _Call] = {"reset": (ResetRequest, reset), "step": (StepRequest, step)}
-    return _DirectCalls(app, calls, authorize)
 
 
 class _DirectCalls:

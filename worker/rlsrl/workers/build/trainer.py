@@ -99,8 +99,8 @@ def build_trainer(
     env_spec = spec_of_environments(config.environment, context)
     policy = torch_policy(config.network, env_spec, seed=config.seed)
     device = rank_device(config, policy)
-    gang = gang_of(config, device)
     context.log.info("training_on", device=str(device))
+    gang = gang_of(config, device)
     # An edit of a moment ago may have reached only some ranks: all take rank 0's settings.
     config = with_settings(config, gang.agree({"settings": settings_of(config)})[0]["settings"])
     state = _agreed_state(config, context, db, gang)
@@ -109,10 +109,10 @@ def build_trainer(
     if state is not None:
         learner.load_state_dict(state.arrays, state.values["learner"])
     metadata = _exported_actor(policy, learner.parameters(initial.version))
-    layout = batch_layout(config, env_spec)
     withdrawn = None if state is None else withdrawn_failure(db, config.policy_name, state.version)
     with ExitStack() as resources:
         ledger = _resumed_ledger(context, state, gang.rank, resources)
+        layout = batch_layout(config, env_spec)
         consumer = _open_consumer(config, context, layout, ledger, resources)
         buffer = FifoBuffer(layout=layout, batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
         checkpoints = _checkpoint_writer(config, context, db, wait_for_exit)
@@ -125,9 +125,7 @@ def build_trainer(
             gang=gang,
         )
         if state is None:
-            first = training.checkpoint()
-            if gang.rank == 0:
-                checkpoints.store_first(first)
+            _store_first(training, checkpoints, gang)
         return TrainerParts(
             gang=gang,
             consumer=consumer,
@@ -138,6 +136,12 @@ def build_trainer(
             withdrawn_failure=withdrawn,
             resources=resources.pop_all(),
         )
+
+
+def _store_first(training: TrainingThread, checkpoints: CheckpointWriter, gang: Gang) -> None:
+    first = training.checkpoint()
+    if gang.rank == 0:
+        checkpoints.store_first(first)
 
 
 def _exported_actor(policy: TorchPolicy, parameters: Parameters) -> dict[str, Any]:
