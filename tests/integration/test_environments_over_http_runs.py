@@ -21,7 +21,7 @@ from rlsrl.testing.live_runs import Desk, LiveRun
 from rlsrl.testing.served_environments import journaled_steps
 from rlsrl.testing.step_witness import LATE_SECONDS, StepWitness
 
-ENVIRONMENTS, ROLLOUT = 4, 16
+ENVIRONMENTS, ROLLOUT, ENDLESS = 4, 16, 1_000_000_000
 EXPERIMENT = """
 apiVersion: rlsrl.dev/v1alpha1
 kind: RLExperiment
@@ -66,6 +66,16 @@ def waits(run: LiveRun) -> dict[str, Any]:
     return (run.facts.status() or {}).get("server_waits") or {}
 
 
+def cut_episodes(desk: Desk) -> list[int]:
+    """Return the environment rank of each episode that was cut because the server was away."""
+    return [
+        event["rank"]
+        for index in (0, 1)
+        for event in desk.facts().logged(f"actor-{index}", "environment_fault")
+        if event["reason"] == "unreachable"
+    ]
+
+
 def until_trained(run: LiveRun, num_steps: int) -> None:
     run.until(lambda: run.facts.train_steps() >= num_steps, f"{num_steps} training steps")
 
@@ -73,7 +83,7 @@ def until_trained(run: LiveRun, num_steps: int) -> None:
 @pytest.mark.parametrize("vectorization", ["loop", "threads"])
 def test_a_run_goes_on_when_its_server_is_killed_and_comes_back(tmp_path: Path, vectorization: str) -> None:
     with EnvironmentServer(tmp_path, "--id", "CartPole-v1") as server:
-        desk = desk_for(tmp_path, server.url, vectorization=vectorization, steps=80)
+        desk = desk_for(tmp_path, server.url, vectorization=vectorization, steps=ENDLESS)
         with desk.begin() as run:
             until_trained(run, 5)
             server.kill()
@@ -88,21 +98,18 @@ def test_a_run_goes_on_when_its_server_is_killed_and_comes_back(tmp_path: Path, 
             server.start()
             until_trained(run, trained + 3)
             run.until(lambda: not waits(run), "no environment waits any more")
+            ranks = cut_episodes(desk)
+            assert ranks, "episodes were cut"
+            assert sorted(ranks) == sorted(set(ranks)), "each environment lost its episode once at most"
+            counted = f"ENVIRONMENT SERVER AWAY: {len(ranks)} episodes cut"
+            run.until(lambda: counted in run.output, "the output counts them")
+            assert desk.call("control", "live", "stop").returncode == 0
             assert run.wait() == 0, run.output
+        assert cut_episodes(desk) == ranks
         summary = desk.facts().json("summary.json")
         assert summary["restarts"] == {}
         ledger = summary["ledger"]
         assert ledger["balanced"]
-        faults = [
-            event
-            for index in (0, 1)
-            for event in desk.facts().logged(f"actor-{index}", "environment_fault")
-            if event["reason"] == "unreachable"
-        ]
-        ranks = [event["rank"] for event in faults]
-        assert ranks, "episodes were cut"
-        assert sorted(ranks) == sorted(set(ranks)), "each environment lost its episode once at most"
-        assert f"ENVIRONMENT SERVER AWAY: {len(ranks)} episodes cut" in run.output
         # Not posted: the last slots, of which a thread may have two. On its way: a step of each environment.
         unexplained = server.num_steps - ledger["produced"]
         assert 0 <= unexplained <= ENVIRONMENTS * (2 * ROLLOUT + 1)

@@ -22,7 +22,7 @@ from rlsrl.api.load import SpecError, load_file
 from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.roles import ROLES
 from rlsrl.rpc.tls import FILES
-from rlsrl.testing.documents import JsonDocument, minimal, variation
+from rlsrl.testing.documents import MINIBATCH_SIZES, JsonDocument, inside, minimal, variation
 from rlsrl_operator.manifests import (
     ExperimentContext,
     Manifest,
@@ -53,7 +53,9 @@ def document_of(seed: int) -> JsonDocument:
     ranks = rng.choice([2, 4, 8])
     several["spec"]["trainers"] |= {"replicas": ranks, "gpusPerPod": rng.choice([0, 1, 2, ranks])}
     several["spec"]["pacing"]["maxPolicyLag"] = 64
-    several["spec"]["algorithm"]["ppo"]["minibatchSize"] *= ranks
+    ((algorithm, _),) = several["spec"]["algorithm"].items()
+    *above, size = MINIBATCH_SIZES[algorithm]
+    inside(several["spec"], tuple(above))[size] *= ranks
     try:
         context_of(several)
     except SpecError:
