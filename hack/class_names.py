@@ -10,7 +10,7 @@ import ast
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,14 +61,24 @@ def faults(found: Iterable[Definition], allowed: Mapping[str, str]) -> list[str]
     return messages + [f"{name} has one meaning: remove it from ALLOWED in hack/class_names.py." for name in unused]
 
 
+def modules() -> Iterator[tuple[str, str]]:
+    """Yield each module of the repository's source trees: its text, and its path from the repository's root."""
+    top = Path(__file__).parents[1]
+    for root in ROOTS:
+        for file in sorted((top / root).rglob("*.py")):
+            if not GENERATED.search(file.name):
+                yield file.read_text(), str(file.relative_to(top))
+
+
+def report(messages: Sequence[str]) -> int:
+    """Print the faults and return the exit code."""
+    sys.stderr.writelines(f"lint: {message}\n" for message in messages)
+    return 1 if messages else 0
+
+
 def main() -> int:
     """Check the source trees of the repository; return the exit code."""
-    top = Path(__file__).parents[1]
-    files = [file for root in ROOTS for file in sorted((top / root).rglob("*.py")) if not GENERATED.search(file.name)]
-    found = [each for file in files for each in definitions(file.read_text(), str(file.relative_to(top)))]
-    for message in (messages := faults(found, ALLOWED)):
-        sys.stderr.write(f"lint: {message}\n")
-    return 1 if messages else 0
+    return report(faults([each for text, file in modules() for each in definitions(text, file)], ALLOWED))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from class_names import GENERATED, ROOTS
+from class_names import modules, report
 
 FUNCTION_LINES, CLASS_LINES = 60, 300
 _SUITE = "a conformance suite: one test for each promise of a protocol"
@@ -55,13 +54,8 @@ def faults(found: Iterable[Size], larger: Mapping[str, str]) -> list[str]:
 
 
 def main() -> int:
-    """Print all faults of the repository."""
-    top = Path(__file__).parents[1]
-    files = [file for root in ROOTS for file in sorted((top / root).rglob("*.py")) if not GENERATED.search(file.name)]
-    found = [size for file in files for size in sizes(file.read_text(), str(file.relative_to(top)))]
-    for message in (messages := faults(found, LARGER)):
-        sys.stderr.write(f"lint: {message}\n")
-    return 1 if messages else 0
+    """Check the source trees of the repository; return the exit code."""
+    return report(faults((size for text, file in modules() for size in sizes(text, file)), LARGER))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlsrl.algorithms.base import INDEX, WEIGHT, Algorithm, Batch, Tensors, one_rank
 from rlsrl.algorithms.catalog import implementation_of
+from rlsrl.algorithms.evaluation import evaluated_in_parts
 from rlsrl.algorithms.gradients import gathered
 from rlsrl.algorithms.learner import Learner
 from rlsrl.api.spec import AlgorithmSpec
@@ -102,16 +103,8 @@ def _problems(spec: AlgorithmSpec, policy: TorchPolicy, slots: Arrays) -> Iterat
 
 
 def _step_inputs(algorithm: Algorithm, params: Tensor, slots: Arrays) -> tuple[Batch, Tensors]:
-    batch = algorithm.prepare(params, slots, one_rank, _without_gradients(algorithm))
+    batch = algorithm.prepare(params, slots, one_rank, evaluated_in_parts(algorithm.evaluate))
     return batch, algorithm.schedule(batch, np.random.default_rng(0), one_rank)
-
-
-def _without_gradients(algorithm: Algorithm) -> Callable[[Tensor, Tensors], Tensors]:
-    def evaluate(params: Tensor, rows: Tensors) -> Tensors:
-        with torch.no_grad():
-            return algorithm.evaluate(params, rows)
-
-    return evaluate
 
 
 def _gradient(algorithm: Algorithm, params: Tensor, batch: Batch, schedule: Tensors) -> Tensor:

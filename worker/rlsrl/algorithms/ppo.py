@@ -16,13 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from rlsrl.algorithms.base import INDEX, WEIGHT, Algorithm, Batch, Evaluate, Reduce, Tensors
-from rlsrl.algorithms.returns import (
-    divergence_sums,
-    explained_variance,
-    explained_variance_sums,
-    generalized_advantages,
-    mean_divergence,
-)
+from rlsrl.algorithms.returns import diagnostics, generalized_advantages
 from rlsrl.algorithms.rows import as_rows, check_divides, frame_rows, minibatches, step_rows
 from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
 from rlsrl.api.spec import PpoSpec
@@ -123,8 +117,6 @@ class Ppo(Algorithm):
         rows = dict(step_rows({**frames, **evaluated}, mask.size))
         rows["return"] = to_device(as_rows(returns), params.device)
         log_importance = to_host(rows["proximal_log_prob"]).astype(np.float64) - as_rows(slots["behavior_log_prob"])
-        explained = explained_variance_sums(value[:-1][mask], returns[mask])
-        sums = reduce(np.append(explained, divergence_sums(log_importance[as_rows(mask)])))
         return Batch(
             rows=rows,
             schedule_inputs={
@@ -133,10 +125,7 @@ class Ppo(Algorithm):
                 "importance": np.exp(log_importance),
             },
             num_transitions=int(np.count_nonzero(mask)),
-            metrics={
-                "explained_variance": explained_variance(sums[:-2]),
-                "behavior_kl": mean_divergence(sums[-2:]),
-            },
+            metrics=diagnostics(value[:-1][mask], returns[mask], log_importance[as_rows(mask)], reduce),
         )
 
     @override

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlsrl.algorithms.base import Reduce
+
 Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
 
@@ -83,6 +85,12 @@ def divergence_sums(log_importance: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([np.count_nonzero(finite), np.sum(divergence, where=finite)])
 
 
-def mean_divergence(sums: NDArray[Any]) -> float:
-    """Return the mean of ``divergence_sums``; 0 without entries."""
-    return float(sums[1] / max(sums[0], 1.0))
+def diagnostics(
+    prediction: Floats, target: Floats, log_importance: NDArray[np.float64], reduce: Reduce
+) -> dict[str, float]:
+    """Return ``explained_variance`` and ``behavior_kl`` of all ranks; the arguments are one rank's transitions, [N]."""
+    sums = reduce(np.append(explained_variance_sums(prediction, target), divergence_sums(log_importance)))
+    return {
+        "explained_variance": explained_variance(sums[:-2]),
+        "behavior_kl": float(sums[-1] / max(sums[-2], 1.0)),
+    }

@@ -10,15 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from rlsrl.algorithms.base import WEIGHT, Algorithm, Batch, Evaluate, Reduce, Tensors
-from rlsrl.algorithms.returns import (
-    Flags,
-    Floats,
-    accumulate_backwards,
-    divergence_sums,
-    explained_variance,
-    explained_variance_sums,
-    mean_divergence,
-)
+from rlsrl.algorithms.returns import Flags, Floats, accumulate_backwards, diagnostics
 from rlsrl.algorithms.rows import as_rows, check_divides, frame_rows, mean_schedule, step_rows
 from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
 from rlsrl.api.spec import VtraceSpec
@@ -41,9 +33,8 @@ def coefficients(settings: VtraceSpec, end: int | None) -> dict[str, Scheduled]:
 class Vtrace(Algorithm):
     """One pass over each batch, with targets and advantages corrected for the policy that acted.
 
-    The policy that acted is up to ``pacing.maxPolicyLag`` versions older than the one that the step starts with, which
-    the correction aims at. A batch of several minibatches has one correction: they are short against the lag that it
-    is made for.
+    The policy that acted is up to ``pacing.maxPolicyLag`` versions older than the one that the step starts with. The
+    correction is computed once, with the weights at the step's start; all minibatches of the batch use it.
     """
 
     def __init__(
@@ -85,8 +76,6 @@ class Vtrace(Algorithm):
             c_clip=self._settings.c_clip,
         )
         computed = {"advantage": advantage, "target": target}
-        explained = explained_variance_sums(value[:-1][mask], target[mask])
-        sums = reduce(np.append(explained, divergence_sums(log_importance[mask])))
         return Batch(
             rows={
                 **step_rows(frames, mask.size),
@@ -94,10 +83,7 @@ class Vtrace(Algorithm):
             },
             schedule_inputs={"mask": as_rows(mask)},
             num_transitions=int(np.count_nonzero(mask)),
-            metrics={
-                "explained_variance": explained_variance(sums[:-2]),
-                "behavior_kl": mean_divergence(sums[-2:]),
-            },
+            metrics=diagnostics(value[:-1][mask], target[mask], log_importance[mask], reduce),
         )
 
     @override
