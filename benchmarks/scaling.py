@@ -109,7 +109,7 @@ def workloads(
 def _workload(setting: Setting, speed: EnvironmentSpeed, hardware: Hardware) -> Workload:
     spec = load_text(json.dumps(setting.document())).spec
     env_spec = environment_spec(_source(setting.environment))
-    network = network_effort(torch_policy(spec.policy.network, env_spec, seed=1))
+    network = network_effort(torch_policy(spec.policy.network, env_spec, outputs=spec.algorithm.chosen.outputs, seed=1))
     return workload_of(spec, env_spec, environment=speed, network=network, hardware=hardware)
 
 

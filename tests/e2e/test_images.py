@@ -246,7 +246,7 @@ from rlsrl.api.spec import Environment, Network
 from rlsrl.envs.factory import environment_spec
 from rlsrl.workers.build.common import environment_source, torch_policy
 spec = environment_spec(environment_source(Environment(id="CartPole-v1")))
-print(torch_policy(Network(mlp={}), spec, seed=0).layout.num_parameters > 0)
+print(torch_policy(Network(mlp={}), spec, outputs="policyAndValue", seed=0).layout.num_parameters > 0)
 """
     done = run(images["worker-actor"], "-c", program, entrypoint=["python"])
     assert "No module named 'torch'" in done.stderr

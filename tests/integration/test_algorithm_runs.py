@@ -1,5 +1,7 @@
-"""Real runs with other algorithms than PPO: V-trace, and one from outside the package, the REINFORCE that ``rlsrl init
---algorithm`` writes."""
+"""Real runs with other algorithms than PPO: V-trace, PQN, and one from outside the package.
+
+That is the REINFORCE that ``rlsrl init --algorithm`` writes.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,14 @@ spec:
   pacing: {maxPolicyLag: 0}
   stop: {returnMean: 475, envSteps: 3000000}
 """
-VTRACE = (Path(__file__).parents[2] / "examples" / "cartpole-vtrace.yaml").read_text()
-EXPERIMENTS = {"REINFORCE": REINFORCE, "V-trace": VTRACE.replace("name: cartpole-vtrace", "name: live")}
+EXAMPLES = Path(__file__).parents[2] / "examples"
+VTRACE = (EXAMPLES / "cartpole-vtrace.yaml").read_text()
+PQN = (EXAMPLES / "cartpole-pqn.yaml").read_text().replace("  stop:\n", "  stop:\n    returnMean: 475\n")
+EXPERIMENTS = {
+    "REINFORCE": REINFORCE,
+    "V-trace": VTRACE.replace("name: cartpole-vtrace", "name: live"),
+    "PQN": PQN.replace("name: cartpole-pqn", "name: live"),
+}
 WAYS = {
     "policy worker": ("policyWorkers.replicas=1",),
     "two ranks": ("trainers.replicas=2", "actors.replicas=2"),
@@ -41,6 +49,7 @@ WAYS = {
 BLOCKS = {
     "REINFORCE": "custom: {{factory: my_algorithm:MyAlgorithm, needs: {{minibatchSize: 256}}}}",
     "V-trace": "vtrace: {{minibatchSize: 256}}",
+    "PQN": "pqn: {{epochs: 2, minibatchSize: 256}}",
 }
 
 

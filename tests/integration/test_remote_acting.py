@@ -60,7 +60,7 @@ class ActorSetup:
         actor = self.resolved.actor
         env_spec = environment_spec(environment_source(actor.environment))
         self._layout = rollout_layout(env_spec, num_steps=actor.rollout_length, num_lanes=1)
-        self._policy = torch_policy(actor.network, env_spec, seed=actor.seed)
+        self._policy = torch_policy(actor.network, env_spec, outputs=actor.outputs, seed=actor.seed)
         vector = np.random.default_rng(3).standard_normal(self._policy.layout.num_parameters).astype(np.float32) / 4
         self._parameters = Parameters(version=VERSION, vector=vector, layout=self._policy.layout.digest)
 

@@ -15,42 +15,35 @@ import torch
 from torch import Tensor
 
 from rlsrl.algorithms import gradients
-from rlsrl.algorithms.base import INDEX, Tensors
+from rlsrl.algorithms.base import INDEX, Algorithm, Tensors
 from rlsrl.algorithms.gradients import MicrobatchGradients, gathered, microbatches
 from rlsrl.algorithms.learner import Learner, StepResult
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.ppo import Ppo
+from rlsrl.algorithms.pqn import Pqn
 from rlsrl.algorithms.schedules import LinearSchedule
 from rlsrl.algorithms.spare_core import SpareCore
+from rlsrl.api.spec import PqnSpec
 from rlsrl.data.random_slots import random_slot
-from rlsrl.data.specs import ActionSpec, Arrays, ArraySpec, EnvSpec
+from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.build import build_network
 from rlsrl.policies.cnn import NatureCnnActorCritic
-from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.networks import MlpActionValues, MlpActorCritic
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.rollouts import (
     CHOICES_AND_FLAGS,
+    MASK,
     MIXED,
     categories_env_spec,
     continuous_env_spec,
-    discrete_action,
     discrete_env_spec,
+    masked_env_spec,
+    pixels_env_spec,
 )
 
 NUM_STEPS, NUM_LANES = 8, 4
-MASK = "observation/mask"
-
-
-def masked_env_spec() -> EnvSpec:
-    observation = {"observation/x": ArraySpec(shape=(4,), dtype="float32"), MASK: ArraySpec(shape=(3,), dtype="int8")}
-    action = ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=3, mask=MASK)
-    return EnvSpec(observation=observation, action=action)
-
-
-def pixels_env_spec() -> EnvSpec:
-    return EnvSpec(observation={"observation": ArraySpec(shape=(2, 36, 36), dtype="uint8")}, action=discrete_action(3))
 
 
 class Averaging(Ppo):
@@ -64,7 +57,8 @@ class Averaging(Ppo):
 
 
 MLP: dict[str, Any] = {"hidden_sizes": (16,)}
-KINDS: dict[str, tuple[Any, EnvSpec, dict[str, Any], type[Ppo]]] = {
+NORMED: dict[str, Any] = {**MLP, "layer_norm": True}
+KINDS: dict[str, tuple[Any, EnvSpec, dict[str, Any], type[Algorithm]]] = {
     "discrete": (MlpActorCritic, discrete_env_spec(), MLP, Ppo),
     "masked": (MlpActorCritic, masked_env_spec(), MLP, Ppo),
     "continuous": (MlpActorCritic, continuous_env_spec(), MLP, Ppo),
@@ -74,15 +68,14 @@ KINDS: dict[str, tuple[Any, EnvSpec, dict[str, Any], type[Ppo]]] = {
     "cnn": (NatureCnnActorCritic, pixels_env_spec(), {"hidden_size": 16}, Ppo),
     "cnn in bfloat16": (NatureCnnActorCritic, pixels_env_spec(), {"hidden_size": 16, "precision": "bfloat16"}, Ppo),
     "with a state": (MlpActorCritic, discrete_env_spec(), MLP, Averaging),
+    "action values": (MlpActionValues, masked_env_spec(), NORMED, Pqn),
 }
 MANY = [name for name in KINDS if name not in ("masked", "cnn in bfloat16")]
 """Kinds whose compiled result is equal within 1e-4. A compiler rounds to bfloat16 in other places."""
 
 
-def learner_of(kind: str, initial: Parameters | None = None) -> Learner:
-    factory, env_spec, kwargs, algorithm = KINDS[kind]
-    policy = TorchPolicy(build_network(factory, env_spec, kwargs, seed=0), env_spec)
-    ppo = algorithm(
+def ppo_of(policy: TorchPolicy, algorithm: Any) -> Ppo:
+    ppo: Ppo = algorithm(
         policy,
         discount=0.99,
         gae_lambda=0.95,
@@ -94,9 +87,21 @@ def learner_of(kind: str, initial: Parameters | None = None) -> Learner:
         minibatch_size=16,
         normalize_advantages=True,
     )
+    return ppo
+
+
+def pqn_of(policy: TorchPolicy) -> Pqn:
+    return Pqn(policy, PqnSpec(epochs=2), minibatch_size=16, epsilon=0.1)
+
+
+def learner_of(kind: str, initial: Parameters | None = None) -> Learner:
+    factory, env_spec, kwargs, algorithm = KINDS[kind]
+    has_values = algorithm is Pqn
+    module = build_network(factory, env_spec, kwargs, seed=0, has_values=has_values)
+    policy = TorchPolicy(module, env_spec, has_values=has_values)
     floats = {path: spec for path, spec in env_spec.observation.items() if spec.dtype == "float32"}
     return Learner(
-        ppo,
+        pqn_of(policy) if has_values else ppo_of(policy, algorithm),
         initial or policy.parameters(Version(1, 0)),
         learning_rate=LinearSchedule(start=1e-3, end=1e-4, env_steps=100),
         adam_epsilon=1e-5,

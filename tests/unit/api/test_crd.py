@@ -32,7 +32,7 @@ from rlsrl.testing.documents import (
 )
 
 MAX_BYTES = 200 * 1024
-NUM_DOCUMENTS = 450
+NUM_DOCUMENTS = 600
 SCHEMA = schema()
 
 

@@ -78,7 +78,7 @@ def test_a_changed_field_is_named(path: str, value: Any, does: str) -> None:
         (
             ["policy.network.custom.factory=a:b"],
             [
-                ("spec.policy.network.mlp", {"hiddenSizes": [64, 64], "activation": "tanh"}, None),
+                ("spec.policy.network.mlp", {"hiddenSizes": [64, 64], "activation": "tanh", "layerNorm": False}, None),
                 ("spec.policy.network.custom", None, {"factory": "a:b", "kwargs": {}}),
             ],
         ),

@@ -125,7 +125,9 @@ def test_chosen_values_of_info_are_in_the_report(tmp_path: Path) -> None:
     environment = f'factory: "{PHASES.factory}", episodeInfo: [is_success]'
     experiment = CARTPOLE.replace("id: CartPole-v1", environment)
     run = make_run(tmp_path / "phases", experiment)
-    policy = torch_policy(load_text(experiment).spec.policy.network, environment_spec(PHASES), seed=0)
+    policy = torch_policy(
+        load_text(experiment).spec.policy.network, environment_spec(PHASES), outputs="policyAndValue", seed=0
+    )
     parameters = policy.parameters(Version(1, 1))
     push(run, 1, parameters.vector, layout=parameters.layout, program=None)
     report = evaluated(run, "--episodes=4", "--environments=2")
@@ -148,7 +150,9 @@ def test_equal_seeds_repeat_and_sampled_actions_differ_from_greedy_ones(cartpole
 def test_without_an_exported_actor_the_network_plays_identically(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     network = load_text(CARTPOLE).spec.policy.network
-    policy = torch_policy(network, environment_spec(EnvironmentSource(id="CartPole-v1")), seed=0)
+    policy = torch_policy(
+        network, environment_spec(EnvironmentSource(id="CartPole-v1")), outputs="policyAndValue", seed=0
+    )
     parameters = policy.parameters(Version(1, 1))
     program = policy.export()
     assert program is not None
@@ -184,7 +188,8 @@ from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.workers.build.common import torch_policy
 from pathlib import Path
 spec = load_file(Path("experiment.yaml")).spec
-policy = torch_policy(spec.policy.network, environment_spec(EnvironmentSource(factory="my_env:make")), seed=0)
+env_spec = environment_spec(EnvironmentSource(factory="my_env:make"))
+policy = torch_policy(spec.policy.network, env_spec, outputs="policyAndValue", seed=0)
 FilesystemParameterDB(Path("run/parameters")).push({POLICY_NAME!r}, policy.parameters(Version(1, 5)))
 for name in ("", {str(project)!r}):
     while name in sys.path: sys.path.remove(name)

@@ -153,7 +153,7 @@ def test_other_observations_are_refused_with_the_cure(env_spec: EnvSpec) -> None
 
 def test_a_policy_acts_with_it_and_is_not_exported() -> None:
     env_spec = images(2, 40, 40)
-    policy = torch_policy(Network(cnn=Cnn(hidden_size=16)), env_spec, seed=0)
+    policy = torch_policy(Network(cnn=Cnn(hidden_size=16)), env_spec, outputs="policyAndValue", seed=0)
     assert policy.export() is None
     actor = PolicyActor(policy, policy.env_spec, num_steps=3, num_lanes=2, rng=np.random.default_rng(0))
     actor.load(policy.parameters(Version(1, 0)))

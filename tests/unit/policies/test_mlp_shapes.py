@@ -9,7 +9,7 @@ from rlsrl.policies.build import build_network
 from rlsrl.policies.exported import layout_digest
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.mlp_shapes import mlp_shapes
-from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.networks import MlpActionValues, MlpActorCritic
 
 FLOATS = {"observation": ArraySpec(shape=(3, 2), dtype="float32")}
 DISCRETE = ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=4)
@@ -36,13 +36,21 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("hidden_sizes", [(16,), (16, 8, 4)])
-def test_the_shapes_are_those_of_the_network(name: str, hidden_sizes: tuple[int, ...]) -> None:
-    env_spec = SPECS[name]
-    layout = FlatLayout.of(build_network(MlpActorCritic, env_spec, {"hidden_sizes": hidden_sizes}, seed=1))
+CASES = [(name, has_values) for name, spec in SPECS.items() for has_values in (False, spec.action.kind == "discrete")]
 
-    shapes = mlp_shapes(env_spec, hidden_sizes)
+
+@pytest.mark.parametrize(("name", "has_values"), sorted(set(CASES)))
+@pytest.mark.parametrize("hidden_sizes", [(16,), (16, 8, 4)])
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_the_shapes_are_those_of_the_network(
+    name: str, has_values: bool, hidden_sizes: tuple[int, ...], layer_norm: bool
+) -> None:
+    env_spec = SPECS[name]
+    factory, kwargs = MlpActionValues if has_values else MlpActorCritic, {"hidden_sizes": hidden_sizes}
+    network = build_network(factory, env_spec, {**kwargs, "layer_norm": layer_norm}, seed=1, has_values=has_values)
+    layout = FlatLayout.of(network)
+
+    shapes = mlp_shapes(env_spec, hidden_sizes, has_values=has_values, layer_norm=layer_norm)
 
     assert list(shapes.items()) == list(layout.shapes.items()), "in the same order"
     assert layout_digest(shapes) == layout.digest

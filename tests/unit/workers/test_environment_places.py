@@ -147,7 +147,9 @@ def test_a_vectorised_form_gets_the_place_of_all_its_environments(record: Path, 
 def test_evaluators_have_ranks_of_their_own_and_equal_arguments_and_seeds(record: Path, evaluator: int) -> None:
     config = resolved(record).configs["evaluator"]
     assert isinstance(config, EvaluatorConfig)
-    policy = torch_policy(config.network, environment_spec(environment_source(config.environment)), seed=0)
+    policy = torch_policy(
+        config.network, environment_spec(environment_source(config.environment)), outputs=config.outputs, seed=0
+    )
     envs, _ = begin_evaluation(
         evaluator_plan(config, evaluator),
         policy.parameters(Version(1, 1)),

@@ -91,8 +91,16 @@ class Algorithm(ABC):
         """
         return {}
 
+    def acting_scalars(self, env_steps: int) -> Mapping[str, float]:  # noqa: ARG002 - for algorithms that have some
+        """Return what actors need beside the weights, by name in ``Parameters.statistics``.
+
+        They are those of the version that is published after ``env_steps`` trained transitions. The names are always
+        the same.
+        """
+        return {}
+
     def adopt(self, coefficients: Mapping[str, Scheduled]) -> None:  # noqa: B027 - for algorithms that have some
-        """Replace the schedules of all ``coefficients``."""
+        """Replace the schedules of all ``coefficients`` and ``acting_scalars``."""
 
     @abstractmethod
     def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:

@@ -26,7 +26,7 @@ class Implementation(Protocol):
         """
 
     def coefficients(self, settings: Any, end: int | None) -> Mapping[str, Scheduled]:
-        """Return the loss's coefficients that may change, by name, for ``Algorithm.adopt``."""
+        """Return the coefficients and acting scalars that may change, by name, for ``Algorithm.adopt``."""
 
 
 def implementation_of(spec: AlgorithmSpec) -> Implementation:

@@ -206,7 +206,8 @@ class Learner:
         """Return a copy of the current parameters as ``version``, with the statistics that actors need."""
         vector = to_host(self._params).copy()
         vector.flags.writeable = False
-        statistics = self._normalizer.statistics
+        scalars = self._algorithm.acting_scalars(self._env_steps)
+        statistics = {**self._normalizer.statistics, **{name: _scalar(value) for name, value in scalars.items()}}
         return Parameters(version=version, vector=vector, layout=self._layout, statistics=statistics)
 
     def state_dict(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -252,6 +253,12 @@ def _zero_for_subnormal() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(False)
+
+
+def _scalar(value: float) -> NDArray[np.float32]:
+    array = np.array(value, np.float32)
+    array.flags.writeable = False
+    return array
 
 
 def _num_trained(schedule: Tensors, taken: NDArray[np.bool_]) -> int:

@@ -21,6 +21,7 @@ from rlsrl.api.spec import (
     Environment,
     FixedVersion,
     Network,
+    NetworkOutputs,
     ParameterVersions,
     PausedWorkers,
     Stop,
@@ -256,6 +257,8 @@ class ActorConfig(RoleConfig):
     """The environment that the actors step."""
     network: Network
     """The network that chooses actions, for policies that cannot be exported without torch."""
+    outputs: NetworkOutputs
+    """What the network computes."""
     num_actors: PositiveInteger | None = None
     """Number of actors that share ``environments``, or whose number an environment with its place gets to know. None
     with ``environments_per_actor`` otherwise: then actors need no restart when others come and go."""
@@ -360,6 +363,8 @@ class PolicyWorkerConfig(RoleConfig):
     """The environment. The worker makes one instance to learn its spaces and closes it."""
     network: Network
     """The network that is evaluated."""
+    outputs: NetworkOutputs
+    """What the network computes."""
     inference_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     """Where each policy worker serves actors, by index."""
     max_batch_size: PositiveInteger
@@ -381,6 +386,8 @@ class EvaluatorConfig(RoleConfig):
     """The environment that the evaluators play."""
     network: Network
     """The network that chooses actions, for policies that cannot be exported without torch."""
+    outputs: NetworkOutputs
+    """What the network computes."""
     num_evaluators: PositiveInteger
     """Evaluators that share the versions."""
     environments: PositiveInteger

@@ -205,6 +205,7 @@ def play(
     plan = EvaluationPlan(
         environment=evaluated.config.environment,
         network=evaluated.config.network,
+        outputs=evaluated.config.algorithm.chosen.outputs,
         network_seed=evaluated.config.seed,
         num_environments=share.num_environments,
         episodes_per_environment=share.episodes_per_environment,

@@ -110,7 +110,9 @@ def _lines(
     spec = experiment.spec
     source = environment_source(spec.environment)
     env_spec = environment_spec(source)
-    network = network_effort(torch_policy(spec.policy.network, env_spec, seed=spec.seed))
+    network = network_effort(
+        torch_policy(spec.policy.network, env_spec, outputs=spec.algorithm.chosen.outputs, seed=spec.seed)
+    )
     if env_step_seconds is None:
         environment, source_of_speed = measure_environment(source), f"one environment measured here for {SECONDS:g} s"
     else:

@@ -86,7 +86,9 @@ def _choose(file: Path, overrides: Sequence[str], modules: str, cores: int, seco
         environment = measure_environment(source)
     except EnvironmentUnreachable as error:
         raise ConfigurationError(f"actors.replicas is auto, and {error}") from None  # its locks stay in this process
-    network = network_effort(torch_policy(spec.policy.network, env_spec, seed=spec.seed))
+    network = network_effort(
+        torch_policy(spec.policy.network, env_spec, outputs=spec.algorithm.chosen.outputs, seed=spec.seed)
+    )
     costs = measured_costs().costs
     speeds = {}
     for number in range(1, min(spec.actors.num_environments, max(MOST_ACTORS_A_CORE * cores, LEAST_TRIED)) + 1):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.device import CPU
-from rlsrl.policies.masked import MaskedActorCritic
+from rlsrl.policies.masked import MaskedNetwork
 from rlsrl.runtime.errors import ConfigurationError
 
 PROBE_LANES = 3
@@ -27,17 +27,19 @@ def build_network(
     *,
     seed: int,
     device: torch.device = CPU,
+    has_values: bool = False,
 ) -> nn.Module:
     """Return ``factory(env_spec, **kwargs)``, for example ``networks.MlpActorCritic``, on ``device``.
 
     The network is made on the CPU, moved to the device and tried there once, on an observation of zeros. ``seed`` seeds
     torch's generator: equal seeds give equal weights, and the generator's state is restored. The factory gets the spec
-    without an action mask; the mask is applied to the network's logits.
+    without an action mask; the mask is applied to the network's logits. ``has_values``: the network must value actions
+    (``networks.ActionValueNetwork``).
 
     Raises:
         ConfigurationError: the factory raised or did not return an ``nn.Module``, the network has an optional method
-            under its former name, or the network's outputs are not distribution parameters [N, A] and values [N],
-            float32 and finite.
+            under its former name, or the network's outputs are not distribution parameters [N, A] and values [N], or
+            the values of actions [N, A], float32 and finite.
     """
     name = f"{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', factory)}"
     with torch.random.fork_rng(devices=[]):
@@ -55,8 +57,8 @@ def build_network(
             raise ConfigurationError(f"network factory {name} returned a {type(network).__name__}, not an nn.Module")
         _check_method_names(network, name)
         network.to(device)
-        _try(network, unmasked, name, device)
-    return network if mask is None else MaskedActorCritic(network, mask)
+        _try(network, unmasked, name, device, has_values=has_values)
+    return network if mask is None else MaskedNetwork(network, mask)
 
 
 def _check_method_names(network: nn.Module, name: str) -> None:
@@ -70,7 +72,7 @@ def _check_method_names(network: nn.Module, name: str) -> None:
                 )
 
 
-def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device) -> None:
+def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device, *, has_values: bool) -> None:
     observation = {
         path: torch.zeros((PROBE_LANES, *spec.shape), dtype=getattr(torch, spec.dtype), device=device)
         for path, spec in env_spec.observation.items()
@@ -84,6 +86,14 @@ def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device)
             f"the network of {name} raised {type(error).__name__} for observations of shape {shapes} ({device}): "
             f"{error}"
         ) from error
+    if has_values:
+        if not (isinstance(outputs, Mapping) and outputs.keys() == {"q"} and isinstance(outputs["q"], Tensor)):
+            found = f"keys {[*outputs]}" if isinstance(outputs, Mapping) else type(outputs).__name__
+            raise ConfigurationError(
+                f"the network of {name} returned {found}; the algorithm needs the values of actions, {{'q': values}}"
+            )
+        _check_output("values of actions", outputs["q"], (PROBE_LANES, env_spec.action.num_actions), name)
+        return
     if not (isinstance(outputs, tuple) and len(outputs) == 2 and all(isinstance(part, Tensor) for part in outputs)):
         raise ConfigurationError(
             f"the network of {name} returned {type(outputs).__name__}, not the pair (distribution parameters, value)"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -13,22 +14,21 @@ from typing_extensions import override
 
 from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.distributions import constant_deviations, with_deviations
-from rlsrl.policies.networks import Observation, orthogonal
+from rlsrl.policies.networks import Observation, num_choices, orthogonal
 from rlsrl.runtime.errors import ConfigurationError
 
 SMALLEST_IMAGE = 36
 """The least height and width: the last convolution has one output place then."""
 
 
-class NatureCnnActorCritic(nn.Module):
-    """Policy and value on one body: convolutions 32 x 8 / 4, 64 x 4 / 2 and 64 x 3 / 1, then a dense layer.
+class NatureCnn(nn.Module, ABC):
+    """Heads on one body: convolutions 32 x 8 / 4, 64 x 4 / 2 and 64 x 3 / 1, then a dense layer.
 
     Takes one image, [C, H, W] uint8 (stacked frames are its channels), and scales it to [0, 1]. Orthogonal weights
-    (gain sqrt(2); 0.01 before the logits or means, 1 before the value) and zero biases, as CleanRL's ``ppo_atari.py``.
-    The deviations of continuous actions are parameters that do not depend on the observation. They start at 1.
+    (gain sqrt(2)) and zero biases, as CleanRL's ``ppo_atari.py``.
 
     With ``precision="bfloat16"`` the body computes in bfloat16 (autocast: its weights stay float32). The heads compute
-    logits and values in float32 from its features.
+    in float32 from its features.
     """
 
     def __init__(
@@ -54,26 +54,24 @@ class NatureCnnActorCritic(nn.Module):
             orthogonal(nn.Linear(64 * _places(height) * _places(width), hidden_size), root),
             nn.ReLU(),
         )
-        self._action = env_spec.action
-        self.actor = orthogonal(nn.Linear(hidden_size, self._action.num_outputs), 0.01)
-        self.log_std = constant_deviations(self._action)
-        self.critic = orthogonal(nn.Linear(hidden_size, 1), 1.0)
 
-    @override
-    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Return distribution parameters [N, A] and values [N]."""
+    @abstractmethod
+    def of_actions(self, features: Tensor) -> Tensor:
+        """Return the head that is needed to act, [N, A], for features [N, hidden_size]."""
+
+    def features(self, observation: Observation) -> Tensor:
+        """Return the body's outputs, [N, hidden_size] float32."""
         image = self._image(observation, torch.bfloat16 if self._in_bfloat16 else torch.float32)
         with torch.autocast(image.device.type, torch.bfloat16, enabled=self._in_bfloat16):
-            features = self.body(image)
-        features = features.float()
-        return self._distribution(features), self.critic(features).squeeze(-1)
+            features: Tensor = self.body(image)
+        return features.float()
 
     def prepared_actor(self) -> Callable[[Observation], Tensor]:
         """Return the actor. In bfloat16 it casts the body's weights once: autocast would cast them at each call."""
         body, dtype = self.body, torch.float32
         if self._in_bfloat16:
             body, dtype = copy.deepcopy(self.body).bfloat16(), torch.bfloat16
-        return lambda observation: self._distribution(body(self._image(observation, dtype)).float())
+        return lambda observation: self.of_actions(body(self._image(observation, dtype)).float())
 
     def to_preferred_layout(self, observation: Observation) -> Observation:
         """Return the image with its channels last in memory: reading it takes a fifth of the time."""
@@ -84,8 +82,58 @@ class NatureCnnActorCritic(nn.Module):
         # cast from uint8 has copied the image. Both types hold every uint8 exactly, so only the quotient is rounded.
         return observation[self._path].to(dtype, memory_format=torch.channels_last).div_(255.0)
 
-    def _distribution(self, features: Tensor) -> Tensor:
+
+class NatureCnnActorCritic(NatureCnn):
+    """Policy and value on the body; gain 0.01 before the logits or means, 1 before the value.
+
+    The deviations of continuous actions are parameters that do not depend on the observation. They start at 1.
+    """
+
+    def __init__(
+        self, env_spec: EnvSpec, *, hidden_size: int = 512, precision: Literal["float32", "bfloat16"] = "float32"
+    ) -> None:
+        """Fit the image and the actions of ``env_spec``: see ``NatureCnn``."""
+        super().__init__(env_spec, hidden_size=hidden_size, precision=precision)
+        self._action = env_spec.action
+        self.actor = orthogonal(nn.Linear(hidden_size, self._action.num_outputs), 0.01)
+        self.log_std = constant_deviations(self._action)
+        self.critic = orthogonal(nn.Linear(hidden_size, 1), 1.0)
+
+    @override
+    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Return distribution parameters [N, A] and values [N]."""
+        features = self.features(observation)
+        return self.of_actions(features), self.critic(features).squeeze(-1)
+
+    @override
+    def of_actions(self, features: Tensor) -> Tensor:
         return with_deviations(self._action.parts, self.actor(features), self.log_std)
+
+
+class NatureCnnActionValues(NatureCnn):
+    """The value of each action on the body; gain 1 before the values."""
+
+    def __init__(
+        self, env_spec: EnvSpec, *, hidden_size: int = 512, precision: Literal["float32", "bfloat16"] = "float32"
+    ) -> None:
+        """Fit the image and the discrete actions of ``env_spec``: see ``NatureCnn``.
+
+        Raises:
+            ConfigurationError: the actions are not discrete.
+        """
+        num_actions = num_choices(env_spec)
+        super().__init__(env_spec, hidden_size=hidden_size, precision=precision)
+        self.q = orthogonal(nn.Linear(hidden_size, num_actions), 1.0)
+
+    @override
+    def forward(self, observation: Observation) -> Mapping[str, Tensor]:
+        """Return the values of actions as ``q`` [N, A]."""
+        return {"q": self.of_actions(self.features(observation))}
+
+    @override
+    def of_actions(self, features: Tensor) -> Tensor:
+        values: Tensor = self.q(features)
+        return values
 
 
 def _image(env_spec: EnvSpec) -> tuple[str, int, int, int]:

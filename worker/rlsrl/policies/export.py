@@ -14,6 +14,7 @@ from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import Policy
 from rlsrl.policies.exported import (
     MASKED_LOGIT,
+    ActionValueHead,
     Activation,
     CategoricalHead,
     DenseLayer,
@@ -23,7 +24,7 @@ from rlsrl.policies.exported import (
     JointHead,
 )
 from rlsrl.policies.flat import FlatLayout
-from rlsrl.policies.numpy_policy import NumpyPolicy
+from rlsrl.policies.numpy_policy import NORM_EPSILON, NumpyPolicy
 
 CHECK_LANES = 64
 """Random observations on which an exported actor is compared with its network."""
@@ -44,28 +45,38 @@ def export_dense(
     *,
     log_std: str | None = None,
     action: ActionSpec | None = None,
+    is_values: bool = False,
 ) -> ExportedActor:
     """Export a tower of ``nn.Linear`` with ``nn.Tanh`` or ``nn.ReLU`` between, whose outputs are logits and means.
+
+    An ``nn.LayerNorm`` of a layer's outputs may stand before the activation.
 
     ``name`` is the tower's name in its network (``"actor"``), by which ``layout`` names the parameters. The tower takes
     the observation arrays as ``networks.FlattenObservation`` gives them, in the given order. ``log_std`` is the name of
     the parameter with the logarithms of the deviations if there are means among the outputs; None if all are logits.
-    Joint actions need ``action``, the environment's.
+    Joint actions need ``action``, the environment's. ``is_values``: the outputs are the values of discrete actions.
 
     Raises:
         ValueError: the tower has a module of another kind or in another place, or ``log_std`` does not exist.
     """
     layers: list[DenseLayer] = []
     pending: tuple[str, nn.Linear] | None = None
+    norm: str | None = None
     for index, module in tower.named_children():
         if isinstance(module, nn.Linear) and pending is None:
             pending = (f"{name}.{index}", module)
+        elif isinstance(module, nn.LayerNorm) and pending is not None and norm is None:
+            norm = f"{name}.{index}"
+            _check_norm(norm, module, pending[1].out_features)
         elif pending is not None and (activation := _activation(module)) is not None:
-            layers.append(_dense_layer(*pending, activation, layout))
-            pending = None
+            layers.append(_dense_layer(*pending, activation, layout, norm))
+            pending = norm = None
         else:
-            raise ValueError(f"{name}.{index} is {module}; export takes nn.Linear with nn.Tanh or nn.ReLU between")
-    if pending is None:
+            raise ValueError(
+                f"{name}.{index} is {module}; export takes nn.Linear with nn.Tanh or nn.ReLU between, and nn.LayerNorm "
+                "before these"
+            )
+    if pending is None or norm is not None:
         raise ValueError(f"{name} must end with the nn.Linear whose outputs are the logits or means")
     layers.append(_dense_layer(*pending, "identity", layout))
     return ExportedActor(
@@ -73,8 +84,16 @@ def export_dense(
         num_parameters=layout.num_parameters,
         observation=dict(observation),
         layers=tuple(layers),
-        head=_head(layers[-1].out_size, log_std, layout, action),
+        head=ActionValueHead(num_actions=layers[-1].out_size)
+        if is_values
+        else _head(layers[-1].out_size, log_std, layout, action),
     )
+
+
+def _check_norm(name: str, module: nn.LayerNorm, size: int) -> None:
+    has_parameters = isinstance(module.weight, nn.Parameter) and isinstance(module.bias, nn.Parameter)
+    if module.normalized_shape != (size,) or module.eps != NORM_EPSILON or not has_parameters:
+        raise ValueError(f"{name} is {module}; an exported nn.LayerNorm has size {size}, eps {NORM_EPSILON} and a bias")
 
 
 def _head(num_outputs: int, log_std: str | None, layout: FlatLayout, action: ActionSpec | None) -> Head:
@@ -96,7 +115,9 @@ def _activation(module: nn.Module) -> Activation | None:
     return "relu" if isinstance(module, nn.ReLU) else None
 
 
-def _dense_layer(name: str, module: nn.Linear, activation: Activation, layout: FlatLayout) -> DenseLayer:
+def _dense_layer(
+    name: str, module: nn.Linear, activation: Activation, layout: FlatLayout, norm: str | None = None
+) -> DenseLayer:
     if f"{name}.bias" not in layout.shapes:
         raise ValueError(f"{name} has no bias; an exported layer needs one")
     return DenseLayer(
@@ -106,6 +127,7 @@ def _dense_layer(name: str, module: nn.Linear, activation: Activation, layout: F
         in_size=module.in_features,
         out_size=module.out_features,
         activation=activation,
+        norm_offset=None if norm is None else layout.offsets[f"{norm}.weight"],
     )
 
 

@@ -42,7 +42,7 @@ ACTIVATIONS: Mapping[Activation, Callable[..., Any] | None] = {"identity": None,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseLayer:
-    """``activation(W x + b)``, with W [out_size, in_size] row by row and b [out_size] in the flat vector."""
+    """``activation(norm(W x + b))``, with W [out_size, in_size] row by row and b [out_size] in the flat vector."""
 
     name: str
     """The layer's name in its network, for error texts."""
@@ -51,11 +51,15 @@ class DenseLayer:
     in_size: int
     out_size: int
     activation: Activation
+    norm_offset: int | None = None
+    """Place of the layer normalisation's gain [out_size] in the flat vector, with its shift [out_size] behind it; None:
+    outputs go to the activation as they are."""
 
     @property
     def end(self) -> int:
         """One past the last place of the flat vector that the layer reads."""
-        return max(self.weight_offset + self.out_size * self.in_size, self.bias_offset + self.out_size)
+        norm_end = 0 if self.norm_offset is None else self.norm_offset + 2 * self.out_size
+        return max(self.weight_offset + self.out_size * self.in_size, self.bias_offset + self.out_size, norm_end)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +84,31 @@ class CategoricalHead:
     @property
     def distribution_size(self) -> int:
         """Parameters of the distribution: the outputs."""
+        return self.num_actions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActionValueHead:
+    """The last layer's outputs are the values of ``num_actions`` choices: see ``epsilon_greedy``."""
+
+    kind: Literal["action_values"] = "action_values"
+    num_actions: int
+    mask: str | None = None
+    """Path of the observation array [num_actions] that is 0 for illegal choices; None: all choices are legal."""
+
+    @property
+    def parts(self) -> tuple[ActionPart, ...]:
+        """The action's one part."""
+        return (ActionPart(kind="categorical", num_outputs=self.num_actions),)
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs the last layer must have."""
+        return self.num_actions
+
+    @property
+    def distribution_size(self) -> int:
+        """Parameters of the distribution: a logit for each output."""
         return self.num_actions
 
 
@@ -150,8 +179,13 @@ class JointHead:
         return slice(self.log_std_offset, self.log_std_offset + sum(part.num_deviations for part in self.parts))
 
 
-Head = CategoricalHead | GaussianHead | JointHead
-HEADS: Mapping[str, type[Head]] = {"categorical": CategoricalHead, "gaussian": GaussianHead, "joint": JointHead}
+Head = CategoricalHead | ActionValueHead | GaussianHead | JointHead
+HEADS: Mapping[str, type[Head]] = {
+    "categorical": CategoricalHead,
+    "action_values": ActionValueHead,
+    "gaussian": GaussianHead,
+    "joint": JointHead,
+}
 """Heads by kind."""
 
 
@@ -176,7 +210,8 @@ class ExportedActor:
         for layer in self.layers:
             if layer.in_size != size:
                 raise ValueError(f"layer {layer.name!r} takes {layer.in_size} inputs and would get {size}")
-            if min(layer.weight_offset, layer.bias_offset, layer.out_size) < 0 or layer.end > self.num_parameters:
+            places = (layer.weight_offset, layer.bias_offset, layer.norm_offset or 0, layer.out_size)
+            if min(places) < 0 or layer.end > self.num_parameters:
                 raise ValueError(f"layer {layer.name!r} reads outside the {self.num_parameters} parameters")
             if layer.activation not in ACTIVATIONS:
                 raise ValueError(

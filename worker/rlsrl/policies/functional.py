@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from rlsrl.policies.flat import FlatLayout
@@ -29,13 +31,22 @@ class PureNetwork:
 
     def __call__(self, vector: Tensor, observation: Observation) -> tuple[Tensor, Tensor]:
         """Evaluate the network with these parameters, [num_parameters]. Gradients flow into the vector."""
+        distribution, value = self._evaluated(vector, observation)
+        return distribution, value
+
+    def action_values(self, vector: Tensor, observation: Observation) -> Tensor:
+        """Evaluate a network that values actions with these parameters, [num_parameters] -> [N, A], as ``__call__``."""
+        values: Tensor = self._evaluated(vector, observation)["q"]
+        return values
+
+    def _evaluated(self, vector: Tensor, observation: Observation) -> Any:
+        """Return what ``forward`` returns with these parameters."""
         parts = self.layout.split(vector)
         own = [holder[name] for holder, name, _ in self._places]
         try:
             for holder, name, place in self._places:
                 holder[name] = parts[place]  # type: ignore[assignment]  # a view stands in for the nn.Parameter
-            distribution, value = self._network(observation)
-            return distribution, value
+            return self._network(observation)
         finally:
             for (holder, name, _), parameter in zip(self._places, own, strict=True):
                 holder[name] = parameter

@@ -6,6 +6,7 @@ log-probabilities, entropies, a policy worker's answer) works without knowing of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -14,11 +15,11 @@ from typing_extensions import override
 
 from rlsrl.policies.exported import MASKED_LOGIT, ExportedActor, GaussianHead
 from rlsrl.policies.flat import FlatLayout
-from rlsrl.policies.networks import ExportableNetwork, Observation, PreferredLayoutNetwork
+from rlsrl.policies.networks import ExportableNetwork, Observation, PreferredLayoutNetwork, acting_output
 
 
-class MaskedActorCritic(nn.Module):
-    """A network whose logits of illegal actions are replaced. No gradient flows into replaced logits.
+class MaskedNetwork(nn.Module):
+    """A network whose logits, or values, of illegal actions are replaced. No gradient flows into replaced ones.
 
     If no action is legal, as in some final observations of episodes, all logits are equal: no NaN.
     """
@@ -30,10 +31,11 @@ class MaskedActorCritic(nn.Module):
         self._mask = mask
 
     @override
-    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Return logits [N, A] and values [N]."""
-        logits, value = self.network(self._features(observation))
-        return torch.where(observation[self._mask] != 0, logits, MASKED_LOGIT), value
+    def forward(self, observation: Observation) -> tuple[Tensor, Tensor] | Mapping[str, Tensor]:
+        """Return logits [N, A] and values [N], or the values of actions as ``q`` [N, A]."""
+        outputs = self.network(self._features(observation))
+        masked = torch.where(observation[self._mask] != 0, acting_output(outputs), MASKED_LOGIT)
+        return {**outputs, "q": masked} if isinstance(outputs, Mapping) else (masked, outputs[1])
 
     def to_preferred_layout(self, observation: Observation) -> Observation:
         """Return the arrays in the layout that the network prefers; the mask keeps its own."""

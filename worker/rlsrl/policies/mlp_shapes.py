@@ -8,13 +8,22 @@ from itertools import pairwise
 from rlsrl.data.specs import EnvSpec
 
 
-def mlp_shapes(env_spec: EnvSpec, hidden_sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of ``networks.MlpActorCritic`` by name, in order: those of its ``FlatLayout``."""
+def mlp_shapes(
+    env_spec: EnvSpec, hidden_sizes: Sequence[int], *, has_values: bool = False, layer_norm: bool = False
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of ``networks.MlpActorCritic`` by name, in order: those of its ``FlatLayout``.
+
+    ``has_values``: of ``networks.MlpActionValues``.
+    """
     action = env_spec.action
     num_features = sum(spec.num_features for spec in env_spec.unmasked.observation.values())
     shapes: dict[str, tuple[int, ...]] = {"log_std": (action.num_deviations,)} if action.num_deviations else {}
-    for tower, num_outputs in (("actor", action.num_outputs), ("critic", 1)):
+    towers = (("q", action.num_outputs),) if has_values else (("actor", action.num_outputs), ("critic", 1))
+    stride = 3 if layer_norm else 2  # an activation stands between two layers, and maybe a normalisation
+    for tower, num_outputs in towers:
         for number, (num_inputs, num_units) in enumerate(pairwise([num_features, *hidden_sizes, num_outputs])):
-            layer = f"{tower}.{2 * number}"  # an activation stands between two layers
+            layer, norm = (f"{tower}.{stride * number + place}" for place in (0, 1))
             shapes |= {f"{layer}.weight": (num_units, num_inputs), f"{layer}.bias": (num_units,)}
+            if layer_norm and number < len(hidden_sizes):
+                shapes |= {f"{norm}.weight": (num_units,), f"{norm}.bias": (num_units,)}
     return shapes if action.mask is None else {f"network.{name}": shape for name, shape in shapes.items()}

@@ -1,4 +1,4 @@
-"""Actor-critic networks in torch: their protocols, and the built-in multi-layer perceptron."""
+"""Networks in torch: their protocols, and the built-in multi-layer perceptron."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rlsrl.policies.export import export_dense
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.one_hot import OneHot
+from rlsrl.runtime.errors import ConfigurationError
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -44,6 +45,21 @@ class ActorCritic(Protocol):
         """
 
 
+class ActionValueNetwork(Protocol):
+    """The protocol of a network for algorithms that value actions: an ``nn.Module`` with this ``forward``.
+
+    All else that ``ActorCritic`` says holds here, too.
+    """
+
+    def forward(self, observation: Observation) -> Mapping[str, Tensor]:
+        """Return ``{"q": values}``: the value of each of the A choices of a discrete action, [N, A]."""
+
+
+def acting_output(outputs: tuple[Tensor, Tensor] | Mapping[str, Tensor]) -> Tensor:
+    """Return what a network's ``forward`` says of actions, [N, A]: distribution parameters, or values."""
+    return outputs["q"] if isinstance(outputs, Mapping) else outputs[0]
+
+
 @runtime_checkable
 class ExportableNetwork(Protocol):
     """A network whose actor consists of dense layers only, so that actors need no torch. Optional."""
@@ -57,7 +73,7 @@ class ActingNetwork(Protocol):
     """A network that acts in less time than a whole forward pass, once it has prepared its weights. Optional."""
 
     def prepared_actor(self) -> Callable[[Observation], Tensor]:
-        """Return a function to ``forward``'s distribution parameters [N, A], bit for bit, with the present weights."""
+        """Return a function to ``acting_output`` of ``forward``, [N, A], bit for bit, with the present weights."""
 
 
 @runtime_checkable
@@ -90,9 +106,9 @@ ACTIVATION_MODULES = {"tanh": Tanh, "relu": nn.ReLU}
 class MlpActorCritic(nn.Module):
     """Two towers of dense layers over the flattened observation: logits and means of actions, and the value.
 
-    Orthogonal weights (gain sqrt(2); 0.01 before the logits or means, 1 before the value) and zero biases, as in PPO's
-    reference implementations. The deviations of continuous actions are parameters that do not depend on the
-    observation. They start at 1.
+    ``layer_norm`` normalises hidden layers before their activation. Orthogonal weights (gain sqrt(2); 0.01 before the
+    logits or means, 1 before the value) and zero biases, as in PPO's reference implementations. The deviations of
+    continuous actions are parameters that do not depend on the observation. They start at 1.
     """
 
     def __init__(
@@ -101,15 +117,16 @@ class MlpActorCritic(nn.Module):
         *,
         hidden_sizes: Sequence[int] = (64, 64),
         activation: Literal["tanh", "relu"] = "tanh",
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self._specs = dict(env_spec.observation)
         self.flatten = FlattenObservation(self._specs)
         sizes = [self.flatten.num_features, *hidden_sizes]
         self._action = env_spec.action
-        self.actor = _tower(sizes, self._action.num_outputs, activation, head_gain=0.01)
+        self.actor = _tower(sizes, self._action.num_outputs, activation, head_gain=0.01, layer_norm=layer_norm)
         self.log_std = constant_deviations(self._action)
-        self.critic = _tower(sizes, 1, activation, head_gain=1.0)
+        self.critic = _tower(sizes, 1, activation, head_gain=1.0, layer_norm=layer_norm)
 
     @override
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
@@ -122,6 +139,57 @@ class MlpActorCritic(nn.Module):
         """Return the actor tower in its exported form."""
         log_std = None if self.log_std is None else "log_std"
         return export_dense(self.actor, "actor", layout, self._specs, log_std=log_std, action=self._action)
+
+
+class MlpActionValues(nn.Module):
+    """A tower of dense layers over the flattened observation: the value of each action.
+
+    Weights start as those of ``MlpActorCritic``, with gain 1 before the values.
+    """
+
+    def __init__(
+        self,
+        env_spec: EnvSpec,
+        *,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: Literal["tanh", "relu"] = "tanh",
+        layer_norm: bool = False,
+    ) -> None:
+        """Fit the observations and the discrete actions of ``env_spec``.
+
+        Raises:
+            ConfigurationError: the actions are not discrete.
+        """
+        super().__init__()
+        num_actions = num_choices(env_spec)
+        self._specs = dict(env_spec.observation)
+        self.flatten = FlattenObservation(self._specs)
+        sizes = [self.flatten.num_features, *hidden_sizes]
+        self.q = _tower(sizes, num_actions, activation, head_gain=1.0, layer_norm=layer_norm)
+
+    @override
+    def forward(self, observation: Observation) -> Mapping[str, Tensor]:
+        """Return the values of actions as ``q`` [N, A]."""
+        return {"q": self.q(self.flatten(observation))}
+
+    def export_actor(self, layout: FlatLayout) -> ExportedActor:
+        """Return the tower in its exported form."""
+        return export_dense(self.q, "q", layout, self._specs, is_values=True)
+
+
+def num_choices(env_spec: EnvSpec) -> int:
+    """Return the number of choices of discrete actions.
+
+    Raises:
+        ConfigurationError: the actions are not discrete.
+    """
+    action = env_spec.action
+    if action.kind != "discrete":
+        raise ConfigurationError(
+            f"the algorithm values each action, so that it needs the action space Discrete; the environment's actions "
+            f"are {action.kind}"
+        )
+    return action.num_actions
 
 
 class FlattenObservation(nn.Module):
@@ -154,10 +222,14 @@ class FlattenObservation(nn.Module):
         return flat.to(torch.float32)
 
 
-def _tower(sizes: Sequence[int], num_outputs: int, activation: str, head_gain: float) -> nn.Sequential:
+def _tower(
+    sizes: Sequence[int], num_outputs: int, activation: str, *, head_gain: float, layer_norm: bool
+) -> nn.Sequential:
     layers: list[nn.Module] = []
     for num_inputs, num_units in pairwise(sizes):
-        layers += [orthogonal(nn.Linear(num_inputs, num_units), math.sqrt(2)), ACTIVATION_MODULES[activation]()]
+        norm = [nn.LayerNorm(num_units)] if layer_norm else []
+        linear = orthogonal(nn.Linear(num_inputs, num_units), math.sqrt(2))
+        layers += [linear, *norm, ACTIVATION_MODULES[activation]()]
     return nn.Sequential(*layers, orthogonal(nn.Linear(sizes[-1], num_outputs), head_gain))
 
 

@@ -15,9 +15,11 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import LocalActor, Policy, RolloutActor
+from rlsrl.policies.epsilon_greedy import epsilon_of, values_to_logits
 from rlsrl.policies.exported import (
     ACTIVATIONS,
     MASKED_LOGIT,
+    ActionValueHead,
     ExportedActor,
     Floats,
     GaussianHead,
@@ -29,6 +31,8 @@ from rlsrl.policies.normalization import Standardization
 from rlsrl.policies.one_hot import OneHot
 from rlsrl.policies.sampling import Sampler, make_sampler
 
+NORM_EPSILON = 1e-5
+"""Added to the variance in a layer normalisation, as ``nn.LayerNorm`` does by default."""
 MAX_SIZES = 64
 """Batch sizes whose memory is kept. Actors of one kind request in few sizes."""
 
@@ -47,6 +51,15 @@ class DenseWeights:
             np.zeros((layer.out_size, layer.in_size + 1), np.float32) for layer in exported.layers
         ]
         """[W, b] of each layer, [out_size, in_size + 1]. ``load`` refills these arrays in place."""
+        self.norms: Sequence[tuple[Floats, Floats] | None] = [
+            None
+            if layer.norm_offset is None
+            else (np.zeros((layer.out_size, 1), np.float32), np.zeros((layer.out_size, 1), np.float32))
+            for layer in exported.layers
+        ]
+        """(gain, shift), each [out_size, 1], of each layer that is normalised. ``load`` refills them in place."""
+        self.epsilon = 0.0
+        """The probability of a random action, where actions are chosen by their values."""
         head = exported.head
         self.log_std: Floats = np.zeros((head.distribution_size - head.num_outputs, 1), np.float32)
         """Of all means, [D, 1]. ``load`` refills it in place."""
@@ -65,14 +78,18 @@ class DenseWeights:
                 f"weights of layout {parameters.layout} ({vector.size} values) do not fit the exported actor's "
                 f"{exported.layout} ({exported.num_parameters})"
             )
-        for layer, weight in zip(exported.layers, self.layers, strict=True):
+        for layer, weight, norm in zip(exported.layers, self.layers, self.norms, strict=True):
             begin, size = layer.weight_offset, layer.out_size * layer.in_size
             weight[:, :-1] = vector[begin : begin + size].reshape(layer.out_size, layer.in_size)
             weight[:, -1] = vector[layer.bias_offset : layer.bias_offset + layer.out_size]
+            if norm is not None and (start := layer.norm_offset) is not None:
+                for place, part in enumerate(norm, start=1):
+                    part[:, 0] = vector[start : start + place * layer.out_size][-layer.out_size :]
         if isinstance(exported.head, GaussianHead | JointHead):
             self.log_std[:, 0] = vector[exported.head.log_std]
         found = [Standardization.of(parameters.statistics, path) for path in exported.observation]
         self.standardizations = [each and each.as_column() for each in found]
+        self.epsilon = epsilon_of(parameters.statistics)
         self.version = parameters.version
 
 
@@ -96,8 +113,9 @@ class DenseStack:
         self._one_hots = [None if each is None else (each.entries, each.values[:, np.newaxis]) for each in encodings]
         activations = [ACTIVATIONS[layer.activation] for layer in exported.layers]
         outputs = [following[:-1] for following in inputs[1:]]
-        *hidden, self._last = zip(weights.layers, inputs, [*outputs, None], activations, strict=True)
+        *hidden, self._last = zip(weights.layers, inputs, [*outputs, None], activations, weights.norms, strict=True)
         self._hidden = hidden
+        self._has_values = isinstance(exported.head, ActionValueHead)
         self._num_outputs = exported.head.num_outputs
         self._log_std = weights.log_std
         self._scatter = _scatter_of(exported.head, num_lanes)
@@ -117,11 +135,13 @@ class DenseStack:
                 np.equal(values[one_hot[0]], one_hot[1], out=rows)
             else:
                 rows[...] = values
-        for weight, inputs, outputs, activate in self._hidden:
+        for weight, inputs, outputs, activate, norm in self._hidden:
             product(weight, inputs, out=outputs)
+            if norm is not None and outputs is not None:
+                _normalize(outputs, *norm)
             if activate is not None:
                 activate(outputs, out=outputs)
-        weight, inputs, _, activate = self._last
+        weight, inputs, _, activate, _ = self._last
         scatter = self._scatter
         outputs = out[: self._num_outputs] if scatter is None else scatter.outputs
         product(weight, inputs, out=outputs)
@@ -134,6 +154,17 @@ class DenseStack:
             out[scatter.deviation_rows] = self._log_std
         if mask is not None:
             np.copyto(out, MASKED_LOGIT, where=mask == 0)
+        if self._has_values:
+            values_to_logits(out, self._weights.epsilon)
+
+
+def _normalize(outputs: Floats, gain: Floats, shift: Floats) -> None:
+    """Normalise each lane's outputs, [features, N], to mean 0 and variance 1, then scale and shift them, in place."""
+    outputs -= outputs.mean(axis=0)
+    variance = np.square(outputs).mean(axis=0)
+    outputs /= np.sqrt(variance + np.float32(NORM_EPSILON))
+    outputs *= gain
+    outputs += shift
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rlsrl.data.inference import RolloutRequest
+from rlsrl.policies.networks import acting_output
 from rlsrl.policies.normalization import Standardization
 
 FEWEST_LANES, MOST_LANES = 8, 2048
@@ -110,8 +111,7 @@ class RecordedEvaluation:
 
     def _evaluate(self, observation: Mapping[str, Tensor]) -> Tensor:
         on_gpu = {path: tensor.to(self._device, non_blocking=True) for path, tensor in observation.items()}
-        distribution: Tensor = self._network(on_gpu)[0]
-        return distribution
+        return acting_output(self._network(on_gpu))
 
 
 def _dtype(array: NDArray[Any], is_standardized: bool) -> torch.dtype:

@@ -14,10 +14,11 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import Policy
 from rlsrl.policies.device import all_to_device, assign, to_host
+from rlsrl.policies.epsilon_greedy import epsilon_of, values_to_logits
 from rlsrl.policies.export import ExportMismatch
 from rlsrl.policies.exported import ExportedActor, LayoutMismatch
 from rlsrl.policies.functional import PureNetwork
-from rlsrl.policies.networks import ActingNetwork, ExportableNetwork, Observation
+from rlsrl.policies.networks import ActingNetwork, ExportableNetwork, Observation, acting_output
 from rlsrl.policies.normalization import Standardization, standardizations, standardized
 from rlsrl.policies.recorded import RecordedEvaluation
 
@@ -28,7 +29,10 @@ class TorchPolicy(Policy):
     It takes the network over: the network's parameters become views of one vector, on the network's device.
     """
 
-    def __init__(self, network: nn.Module, env_spec: EnvSpec) -> None:
+    def __init__(self, network: nn.Module, env_spec: EnvSpec, *, has_values: bool = False) -> None:
+        """``has_values``: the network values actions, and the policy is epsilon-greedy."""
+        self.has_values = has_values
+        """Whether the network values actions (``networks.ActionValueNetwork``)."""
         self.env_spec = env_spec
         """The spec of the environments that the policy acts in."""
         self.pure = PureNetwork(network)
@@ -42,8 +46,9 @@ class TorchPolicy(Policy):
         self.is_quick = self.device.type == "cuda"
         self._recorded = RecordedEvaluation(network, self.device) if self.is_quick else None
         self._distribution: Callable[[Observation], Tensor] | None = None
-        """Computes distribution parameters with the loaded weights; None before the first ``load``."""
+        """Computes distribution parameters or values with the loaded weights; None before the first ``load``."""
         self._statistics: Arrays = {}
+        self._epsilon = 0.0
         self._standardizations: Mapping[str, Standardization] = {}
         self._version: Version | None = None
         for parameter, view in zip(network.parameters(), self.layout.split(self._vector), strict=True):
@@ -68,6 +73,7 @@ class TorchPolicy(Policy):
         assign(self._vector, parameters.vector)
         self._distribution = _distribution_function(self._network)
         self._statistics = parameters.statistics
+        self._epsilon = epsilon_of(parameters.statistics)
         self._standardizations = standardizations(parameters.statistics, self.env_spec.observation)
         self._version = parameters.version
 
@@ -81,6 +87,9 @@ class TorchPolicy(Policy):
             with torch.inference_mode():
                 tensors = all_to_device(standardized(batch_observations(requests), by_path), self.device)
                 distribution = to_host(self._distribution(tensors))
+        if self.has_values:
+            distribution = distribution.copy()
+            values_to_logits(distribution.T, self._epsilon)
         return split_results(requests, distribution, self._version)
 
     @override
@@ -96,7 +105,7 @@ class TorchPolicy(Policy):
 
 
 def _distribution_function(network: nn.Module) -> Callable[[Observation], Tensor]:
-    """Return the network's cheapest way to the distribution parameters."""
-    return (
-        network.prepared_actor() if isinstance(network, ActingNetwork) else lambda observation: network(observation)[0]
-    )
+    """Return the network's cheapest way to the distribution parameters, or the values of actions."""
+    if isinstance(network, ActingNetwork):
+        return network.prepared_actor()
+    return lambda observation: acting_output(network(observation))

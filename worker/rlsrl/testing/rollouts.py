@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from rlsrl.data.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, PartKind
 
+MASK = "observation/mask"
+"""Path of the mask of ``masked_env_spec``."""
+
 
 def discrete_env_spec(num_features: int = 4, num_actions: int = 2) -> EnvSpec:
     """Return a spec with a vector observation and a discrete action, like CartPole's."""
@@ -23,6 +26,18 @@ def categories_env_spec() -> EnvSpec:
         },
         action=discrete_action(3),
     )
+
+
+def masked_env_spec() -> EnvSpec:
+    """Return a spec with a vector, an action mask at ``MASK`` and a discrete action."""
+    observation = {"observation/x": ArraySpec(shape=(4,), dtype="float32"), MASK: ArraySpec(shape=(3,), dtype="int8")}
+    action = ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=3, mask=MASK)
+    return EnvSpec(observation=observation, action=action)
+
+
+def pixels_env_spec() -> EnvSpec:
+    """Return a spec with a small image and a discrete action."""
+    return EnvSpec(observation={"observation": ArraySpec(shape=(2, 36, 36), dtype="uint8")}, action=discrete_action(3))
 
 
 def discrete_action(num_actions: int) -> ActionSpec:

@@ -7,7 +7,7 @@ not of one algorithm reads the fields and properties of ``AlgorithmSettings`` on
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.alias_generators import to_camel
@@ -15,6 +15,10 @@ from typing_extensions import override
 
 from rlsrl.api.model import INTEGRAL, LIVE, REFUSE, Arguments, Model
 from rlsrl.api.spec.scalars import Attribute, Count
+
+NetworkOutputs = Literal["policyAndValue", "actionValues"]
+"""What a network computes for an observation: parameters of the action distribution and a value, or a value for each
+action. A policy of the latter takes the best action, or with a probability any."""
 
 
 class LinearScheduleSpec(Model):
@@ -64,6 +68,11 @@ class AlgorithmSettings(Model):
     """Where the block has the rows of a gradient step, in YAML names."""
 
     @property
+    def outputs(self) -> NetworkOutputs:
+        """The outputs of the network that the algorithm trains."""
+        return "policyAndValue"
+
+    @property
     @abstractmethod
     def minibatch_rows(self) -> int:
         """Rows of one gradient step, of all ranks together."""
@@ -89,7 +98,19 @@ class AlgorithmSettings(Model):
         return {name: schedule.chosen for name, schedule in given.items() if schedule is not None}
 
 
-class ActorCriticSettings(AlgorithmSettings):
+class MinibatchSettings(AlgorithmSettings):
+    """The settings of algorithms that cut each batch into minibatches."""
+
+    minibatch_size: Annotated[int, Field(ge=2, le=16_777_216), INTEGRAL] = 256
+    """Transitions of one optimizer step. Must divide the batch: rolloutLength x trainers.batchEnvironments."""
+
+    @property
+    @override
+    def minibatch_rows(self) -> int:
+        return self.minibatch_size
+
+
+class ActorCriticSettings(MinibatchSettings):
     """The settings of algorithms that train a policy, with an entropy bonus, and a value function."""
 
     entropy_coefficient: Annotated[float, Field(ge=0, le=10), LIVE] = 0.0
@@ -98,13 +119,6 @@ class ActorCriticSettings(AlgorithmSettings):
     """How entropyCoefficient changes during training. Constant by default."""
     value_coefficient: Annotated[float, Field(ge=0, le=100)] = 0.5
     """Weight of the value loss in the loss."""
-    minibatch_size: Annotated[int, Field(ge=2, le=16_777_216), INTEGRAL] = 256
-    """Transitions of one optimizer step. Must divide the batch: rolloutLength x trainers.batchEnvironments."""
-
-    @property
-    @override
-    def minibatch_rows(self) -> int:
-        return self.minibatch_size
 
 
 class PpoSpec(ActorCriticSettings):
@@ -154,6 +168,37 @@ class VtraceSpec(ActorCriticSettings):
         return 1
 
 
+class PqnSpec(MinibatchSettings):
+    """Parallelised Q-learning (Gallici et al. 2024): Q-learning with neither a replay buffer nor a target network.
+
+    For discrete actions. The network should normalise its layers: ``policy.network.mlp.layerNorm``. Actors choose a
+    random action with the probability ``epsilon``, else the best one.
+    """
+
+    learning_rate: Annotated[float, Field(gt=0, le=1), LIVE] = 2.5e-4
+    """Step size of Adam."""
+    max_gradient_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 10.0
+    """Longer gradients are scaled down to this Euclidean norm."""
+    epsilon: Annotated[float, Field(ge=0, le=1), LIVE] = 0.1
+    """Probability of a random action."""
+    epsilon_schedule: Annotated[ScheduleSpec, LIVE] | None = None
+    """How epsilon changes during training. Constant by default."""
+    q_lambda: Annotated[float, Field(ge=0, le=1)] = 0.65
+    """Between one-step targets (0, biased) and whole returns (1, noisy)."""
+    epochs: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 4
+    """Passes over each batch."""
+
+    @property
+    @override
+    def outputs(self) -> NetworkOutputs:
+        return "actionValues"
+
+    @property
+    @override
+    def passes(self) -> int:
+        return self.epochs
+
+
 class AlgorithmNeeds(Model):
     """What others must know of an algorithm of your own. It is declared here, too, because neither an API server nor
     ``rlsrl validate`` runs your code. The trainers compare it with what the algorithm says, and end if they differ."""
@@ -162,6 +207,8 @@ class AlgorithmNeeds(Model):
     """Transitions of one optimizer step. Must divide the batch: rolloutLength x trainers.batchEnvironments."""
     epochs: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
     """Passes over each batch."""
+    outputs: NetworkOutputs = "policyAndValue"
+    """What the network computes: ``policyAndValue``, or ``actionValues``, with which actors choose by epsilon."""
 
 
 class CustomAlgorithmSpec(AlgorithmSettings):
@@ -179,6 +226,11 @@ class CustomAlgorithmSpec(AlgorithmSettings):
 
     @property
     @override
+    def outputs(self) -> NetworkOutputs:
+        return self.needs.outputs
+
+    @property
+    @override
     def minibatch_rows(self) -> int:
         return self.needs.minibatch_size
 
@@ -191,12 +243,14 @@ class CustomAlgorithmSpec(AlgorithmSettings):
 class AlgorithmSpec(Model):
     """The training algorithm: a built-in one, or your own."""
 
-    exactly_one: ClassVar[tuple[str, ...]] = ("ppo", "vtrace", "custom")
+    exactly_one: ClassVar[tuple[str, ...]] = ("ppo", "vtrace", "pqn", "custom")
 
     ppo: PpoSpec | None = None
     """Proximal policy optimisation."""
     vtrace: VtraceSpec | None = None
     """The actor-critic of IMPALA with V-trace."""
+    pqn: PqnSpec | None = None
+    """Parallelised Q-learning without replay."""
     custom: CustomAlgorithmSpec | None = None
     """An algorithm of your own, given by its factory."""
 

@@ -11,7 +11,7 @@ from rlsrl.api.spec.scalars import Attribute
 
 
 class Mlp(Model):
-    """A multi-layer perceptron for policy and value, each with its own layers."""
+    """A multi-layer perceptron for each output of the network: policy and value, or the values of actions."""
 
     hidden_sizes: Annotated[
         tuple[Annotated[int, Field(ge=1, le=65_536), INTEGRAL], ...], Field(strict=False, min_length=1, max_length=16)
@@ -19,11 +19,13 @@ class Mlp(Model):
     """Units of each hidden layer."""
     activation: Literal["tanh", "relu"] = "tanh"
     """The activation function of the hidden layers."""
+    layer_norm: bool = False
+    """Whether the hidden layers are normalised before their activation function (Ba et al. 2016)."""
 
 
 class Cnn(Model):
-    """The convolutional network of Mnih et al. (2015): policy and value share three convolutions and a dense layer. For
-    one image, ``[channels, height, width]`` of uint8, of at least 36 x 36 pixels."""
+    """The convolutional network of Mnih et al. (2015): all outputs share three convolutions and a dense layer. For one
+    image, ``[channels, height, width]`` of uint8, of at least 36 x 36 pixels."""
 
     hidden_size: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 512
     """Units of the dense layer."""

@@ -263,7 +263,7 @@ def _local_actor(
     num_steps, num_lanes = config.rollout_length, envs.num_envs
     if exported is not None:
         return NumpyActor(exported, num_steps=num_steps, num_lanes=num_lanes, rng=rng)
-    policy = torch_policy(config.network, envs.spec, seed=config.seed)
+    policy = torch_policy(config.network, envs.spec, outputs=config.outputs, seed=config.seed)
     return PolicyActor(policy, envs.spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng)
 
 
@@ -273,7 +273,7 @@ def _threaded_group(
     num_steps, num_lanes = config.rollout_length, envs.num_envs
     if exported is None:
         requests = LaneRequests(num_lanes)
-        policies = [torch_policy(config.network, envs.spec, seed=config.seed) for _ in range(2)]
+        policies = [torch_policy(config.network, envs.spec, outputs=config.outputs, seed=config.seed) for _ in range(2)]
         evaluation = LocalEvaluation(envs, requests, policies)
         return _requesting_group(config, envs, requests, evaluation, rng, loads=[each.load for each in policies])
     first, second = (NumpyLanes(exported, num_steps=num_steps, num_lanes=num_lanes, rng=rng) for _ in range(2))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rlsrl.api.spec import Environment, Network
+from rlsrl.api.spec import Environment, Network, NetworkOutputs
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import AtariOptions, EnvironmentSource, environment_spec
 from rlsrl.envs.http.options import HttpOptions
@@ -120,30 +120,36 @@ def exported_actor(description: Mapping[str, object]) -> ExportedActor | None:
     return ExportedActor.from_json(exported) if isinstance(exported, dict) else None
 
 
-def torch_policy(network: Network, env_spec: EnvSpec, *, seed: int, device: torch.device | None = None) -> TorchPolicy:
+def torch_policy(
+    network: Network, env_spec: EnvSpec, *, outputs: NetworkOutputs, seed: int, device: torch.device | None = None
+) -> TorchPolicy:
     """Return the experiment's policy with initial weights by its seed, on that device or the CPU. Imports torch.
+
+    ``outputs`` are those that the algorithm trains.
 
     Raises:
         ConfigurationError: the user's own network cannot be made, or its outputs do not fit.
     """
     from rlsrl.policies.build import build_network
-    from rlsrl.policies.cnn import NatureCnnActorCritic
+    from rlsrl.policies.cnn import NatureCnnActionValues, NatureCnnActorCritic
     from rlsrl.policies.device import CPU
-    from rlsrl.policies.networks import MlpActorCritic
+    from rlsrl.policies.networks import MlpActionValues, MlpActorCritic
     from rlsrl.policies.torch_policy import TorchPolicy
     from rlsrl.runtime.references import load_callable
 
     factory: Callable[..., Any]
     kwargs: Mapping[str, Any]
+    has_values = outputs == "actionValues"
     if network.custom is not None:
         factory = load_callable(network.custom.factory, where="network factory")
         kwargs = network.custom.kwargs
     elif network.cnn is not None:
-        factory, kwargs = NatureCnnActorCritic, network.cnn.model_dump()
+        factory = NatureCnnActionValues if has_values else NatureCnnActorCritic
+        kwargs = network.cnn.model_dump()
     else:
         assert network.mlp is not None, "validation leaves exactly one"
-        factory = MlpActorCritic
-        kwargs = {"hidden_sizes": network.mlp.hidden_sizes, "activation": network.mlp.activation}
-    network_seed = derived_seed(seed, "network")
-    module = build_network(factory, env_spec, kwargs, seed=network_seed, device=CPU if device is None else device)
-    return TorchPolicy(module, env_spec)
+        factory = MlpActionValues if has_values else MlpActorCritic
+        kwargs = network.mlp.model_dump()
+    network_seed, on = derived_seed(seed, "network"), CPU if device is None else device
+    module = build_network(factory, env_spec, kwargs, seed=network_seed, device=on, has_values=has_values)
+    return TorchPolicy(module, env_spec, has_values=has_values)

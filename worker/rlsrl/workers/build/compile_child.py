@@ -45,7 +45,7 @@ def _compile(request: dict[str, Any]) -> int:
     try:
         config = TrainerConfig.from_json(request["config"])
         env_spec = EnvSpec.from_json(request["env_spec"])
-        policy = torch_policy(config.network, env_spec, seed=config.seed)
+        policy = torch_policy(config.network, env_spec, outputs=config.algorithm.chosen.outputs, seed=config.seed)
         device = rank_device(config, policy)
         learner = build_learner(config, env_spec, policy, policy.parameters(Version(0, 0)), one_rank, device)
         learner.compile(example_batch(config, env_spec))

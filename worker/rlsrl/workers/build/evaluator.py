@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from rlsrl.api.resolved import EvaluatorConfig
-from rlsrl.api.spec import Environment, Network
+from rlsrl.api.spec import Environment, Network, NetworkOutputs
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.factory import EnvironmentSource, make_environment
@@ -37,6 +37,7 @@ class EvaluationPlan:
 
     environment: Environment
     network: Network
+    outputs: NetworkOutputs
     """Builds the policy if the version has no exported actor."""
     network_seed: int
     """The experiment's seed."""
@@ -67,6 +68,7 @@ def evaluator_plan(config: EvaluatorConfig, index: int) -> EvaluationPlan:
     return EvaluationPlan(
         environment=config.environment,
         network=config.network,
+        outputs=config.outputs,
         network_seed=config.seed,
         num_environments=config.environments,
         episodes_per_environment=config.episodes_per_environment,
@@ -165,8 +167,10 @@ def _require_same_network(
 def _network_shapes(plan: EvaluationPlan, env_spec: EnvSpec) -> Mapping[str, tuple[int, ...]]:
     """Return the shapes of the network's parameters by name. Without torch for ``mlp``: its evaluators may lack it."""
     if plan.network.mlp is not None:
-        return mlp_shapes(env_spec, plan.network.mlp.hidden_sizes)
-    return torch_policy(plan.network, env_spec, seed=plan.network_seed).layout.shapes
+        mlp = plan.network.mlp
+        has_values = plan.outputs == "actionValues"
+        return mlp_shapes(env_spec, mlp.hidden_sizes, has_values=has_values, layer_norm=mlp.layer_norm)
+    return torch_policy(plan.network, env_spec, outputs=plan.outputs, seed=plan.network_seed).layout.shapes
 
 
 def _difference(exported: ExportedActor | None, shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -201,5 +205,5 @@ def _local_actor(plan: EvaluationPlan, exported: ExportedActor | None, envs: Vec
     shape = {"num_steps": ROLLOUT_STEPS, "num_lanes": envs.num_envs}
     if exported is not None:
         return NumpyActor(exported, rng=rng, greedy=plan.greedy, **shape)
-    policy = torch_policy(plan.network, envs.spec, seed=plan.network_seed)
+    policy = torch_policy(plan.network, envs.spec, outputs=plan.outputs, seed=plan.network_seed)
     return PolicyActor(policy, envs.spec, rng=rng, greedy=plan.greedy, **shape)

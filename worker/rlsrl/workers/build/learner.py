@@ -39,7 +39,7 @@ def build_learner(
     """
     settings = config.algorithm.chosen
     if device.type != "cpu":
-        policy = torch_policy(config.network, env_spec, seed=config.seed, device=device)
+        policy = torch_policy(config.network, env_spec, outputs=settings.outputs, seed=config.seed, device=device)
     build = implementation_of(config.algorithm).build
     return Learner(
         build(settings, policy, config.num_trainers, config.stop.env_steps),

@@ -92,4 +92,4 @@ def _policy(
     torch.set_num_threads(1)
     device = device_for(config.device, field="policyWorkers.device")
     context.log.info("evaluating_on", device=str(device))
-    return torch_policy(config.network, env_spec, seed=config.seed, device=device)
+    return torch_policy(config.network, env_spec, outputs=config.outputs, seed=config.seed, device=device)

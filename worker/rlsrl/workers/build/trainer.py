@@ -97,7 +97,7 @@ def build_trainer(
         NotStored: the disk has no room for the first version.
     """
     env_spec = spec_of_environments(config.environment, context)
-    policy = torch_policy(config.network, env_spec, seed=config.seed)
+    policy = torch_policy(config.network, env_spec, outputs=config.algorithm.chosen.outputs, seed=config.seed)
     device = rank_device(config, policy)
     context.log.info("training_on", device=str(device))
     gang = gang_of(config, device)

@@ -1,0 +1,188 @@
+"""Acting by the values of actions: the distribution, its draws, and equal results with torch and without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlsrl.data.inference import RolloutRequest
+from rlsrl.data.random_slots import random_slot
+from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.data.version import Version
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.acting import LocalActor, PolicyActor
+from rlsrl.policies.build import build_network
+from rlsrl.policies.cnn import NatureCnnActionValues
+from rlsrl.policies.epsilon_greedy import EPSILON, values_to_logits
+from rlsrl.policies.export import check_export, export_dense
+from rlsrl.policies.exported import MASKED_LOGIT, ExportedActor
+from rlsrl.policies.flat import FlatLayout
+from rlsrl.policies.networks import MlpActionValues, MlpActorCritic
+from rlsrl.policies.numpy_policy import NumpyActor, NumpyPolicy
+from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec, masked_env_spec, pixels_env_spec
+
+NUM_STEPS, NUM_LANES = 4000, 3
+NETWORK = {"hidden_sizes": (16, 8), "activation": "relu", "layer_norm": True}
+
+
+def policy_of(env_spec: EnvSpec, epsilon: float | None, factory: Any = MlpActionValues, **kwargs: Any) -> TorchPolicy:
+    module = build_network(factory, env_spec, kwargs or NETWORK, seed=1, has_values=True)
+    policy = TorchPolicy(module, env_spec, has_values=True)
+    policy.load(version(policy, {} if epsilon is None else {EPSILON: np.array(epsilon, np.float32)}))
+    return policy
+
+
+def version(policy: TorchPolicy, statistics: Arrays) -> Parameters:
+    vector = np.random.default_rng(0).standard_normal(policy.layout.num_parameters).astype(np.float32)
+    return Parameters(version=Version(1, 1), vector=vector, layout=policy.layout.digest, statistics=statistics)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    return np.exp(logits) / np.exp(logits).sum(axis=0)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+def test_the_best_action_is_taken_but_for_epsilon(epsilon: float) -> None:
+    logits = np.array([[0.5, 7.0], [0.6, -3.0], [-1.0, 6.9]], np.float32)
+    values_to_logits(logits, epsilon)
+    others = epsilon / 3
+    best = 1 - epsilon + others
+    np.testing.assert_allclose(softmax(logits), [[others, best], [best, others], [others, others]], atol=1e-5)
+    assert logits.argmax(axis=0).tolist() == [1, 0], "an evaluation takes the best one, whatever epsilon is"
+
+
+def test_only_legal_actions_are_taken_at_random() -> None:
+    logits = np.array([[0.5, MASKED_LOGIT], [0.6, MASKED_LOGIT], [MASKED_LOGIT, MASKED_LOGIT]], np.float32)
+    values_to_logits(logits, 0.5)
+    np.testing.assert_allclose(softmax(logits)[:, 0], [0.25, 0.75, 0.0], atol=1e-5)
+    assert np.isfinite(logits).all(), "also where no action is legal"
+
+
+@pytest.mark.parametrize("kind", ["exported", "torch"])
+def test_draws_and_log_probabilities_follow_the_distribution(kind: str) -> None:
+    env_spec, epsilon = masked_env_spec(), 0.4
+    policy = policy_of(env_spec, epsilon)
+    slot = random_slot(env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(3))
+    rng = np.random.default_rng(5)
+    actor: LocalActor
+    if kind == "torch":
+        actor = PolicyActor(policy, env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng)
+    else:
+        exported = policy.export()
+        assert exported is not None
+        actor = NumpyActor(exported, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng)
+        actor.load(version(policy, {EPSILON: np.array(epsilon, np.float32)}))
+    actor.begin(slot)
+    for step in range(NUM_STEPS):
+        actor.act(step)
+    actor.finish()
+
+    assert env_spec.action.mask is not None
+    mask = slot.arrays[env_spec.action.mask][:-1] != 0
+    values = raw_values(policy, {path: slot.arrays[path][:-1].reshape(-1, *spec.shape) for path, spec in
+                                 env_spec.observation.items()}).reshape(*mask.shape)  # fmt: skip
+    has_choice = mask.sum(axis=-1) > 1
+    chosen, best = slot.arrays["action"], values.argmax(axis=-1)
+    share = epsilon / np.maximum(mask.sum(axis=-1), 1)
+    expected = np.where(chosen == best, 1 - epsilon + share, share)
+    found = np.exp(slot.arrays["behavior_log_prob"])
+    np.testing.assert_allclose(found[has_choice], expected[has_choice], rtol=1e-4)
+    assert np.take_along_axis(mask, chosen[..., None], axis=-1)[has_choice].all(), "only legal ones"
+    frequency, probability = (chosen == best)[has_choice], (1 - epsilon + share)[has_choice]
+    deviation = np.sqrt((probability * (1 - probability)).sum())
+    assert abs(frequency.sum() - probability.sum()) < 4 * deviation
+
+
+def raw_values(policy: TorchPolicy, observation: Arrays) -> np.ndarray:
+    vector = torch.from_numpy(policy.parameters(Version(1, 1)).vector.copy())
+    tensors = {path: torch.from_numpy(np.ascontiguousarray(array)) for path, array in observation.items()}
+    return policy.pure.action_values(vector, tensors).detach().numpy()
+
+
+@pytest.mark.parametrize("epsilon", [None, 0.0, 0.2])
+def test_the_exported_form_with_layer_norm_computes_the_same(epsilon: float | None) -> None:
+    policy = policy_of(discrete_env_spec(), epsilon)
+    exported = policy.export()
+    assert exported is not None
+    assert ExportedActor.from_json(exported.to_json()) == exported
+    statistics = {} if epsilon is None else {EPSILON: np.array(epsilon, np.float32)}
+    check_export(policy, exported, version(policy, statistics))
+
+
+def test_the_actor_of_an_actor_critic_has_layer_norm_too() -> None:
+    env_spec = continuous_env_spec()
+    policy = TorchPolicy(build_network(MlpActorCritic, env_spec, NETWORK, seed=1), env_spec)
+    exported = policy.export()
+    assert exported is not None
+    check_export(policy, exported, version(policy, {}))
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.LayerNorm(5), nn.LayerNorm(4, eps=1e-3), nn.LayerNorm(4, elementwise_affine=False)]
+)
+def test_a_normalisation_that_has_no_exported_form_is_refused(norm: nn.Module) -> None:
+    tower = nn.Sequential(nn.Linear(3, 4), norm, nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"q.1 is LayerNorm"):
+        export_dense(tower, "q", FlatLayout.of(tower), {}, is_values=True)
+
+
+def test_a_tower_must_not_end_with_a_normalisation() -> None:
+    tower = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+    with pytest.raises(ValueError, match="must end with"):
+        export_dense(tower, "q", FlatLayout.of(tower), {}, is_values=True)
+
+
+def test_a_network_for_images_values_actions() -> None:
+    env_spec = pixels_env_spec()
+    policy = policy_of(env_spec, 0.5, NatureCnnActionValues, hidden_size=16)
+    slot = random_slot(env_spec, num_steps=1, num_lanes=4, rng=np.random.default_rng(0))
+    observation = {path: slot.arrays[path][0] for path in env_spec.observation}
+    (result,) = policy.predict([RolloutRequest(observation=observation)])
+    values = raw_values(policy, observation)
+    assert policy.export() is None
+    assert result.distribution.argmax(axis=-1).tolist() == values.argmax(axis=-1).tolist()
+    others = 0.5 / values.shape[1]
+    np.testing.assert_allclose(np.exp(result.distribution.min(axis=-1)), others, rtol=1e-4)
+
+
+def test_a_version_without_epsilon_acts_greedily() -> None:
+    policy = policy_of(discrete_env_spec(), None)
+    exported = policy.export()
+    assert exported is not None
+    numpy_policy = NumpyPolicy(exported)
+    numpy_policy.load(version(policy, {}))
+    observation = {"observation": np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)}
+    (result,) = numpy_policy.predict([RolloutRequest(observation=observation)])
+    np.testing.assert_allclose(softmax(result.distribution.T).max(axis=0), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("factory", [MlpActionValues, NatureCnnActionValues])
+def test_other_actions_than_discrete_are_refused(factory: Any) -> None:
+    with pytest.raises(ConfigurationError, match="needs the action space Discrete; the environment's actions are cont"):
+        build_network(factory, continuous_env_spec(), {}, seed=0, has_values=True)
+
+
+class Pair(nn.Module):
+    def __init__(self, env_spec: EnvSpec) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, env_spec.action.num_actions)
+
+    def forward(self, observation: Any) -> Any:
+        return self.layer(observation["observation"]), observation["observation"][:, 0]
+
+
+class Misnamed(Pair):
+    def forward(self, observation: Any) -> Any:
+        return {"values": self.layer(observation["observation"])}
+
+
+@pytest.mark.parametrize(("factory", "found"), [(Pair, "returned tuple"), (Misnamed, r"returned keys \['values'\]")])
+def test_another_output_of_a_users_network_is_refused(factory: Any, found: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{found}; the algorithm needs the values of actions, .'q': values"):
+        build_network(factory, discrete_env_spec(), {}, seed=0, has_values=True)
