@@ -53,6 +53,10 @@ BLOCKS = {
 }
 
 
+OTHER_ROLES = "  policyWorkers: {{replicas: 1}}\n  bufferWorkers: {{replicas: 1}}\n"
+ROLES = ("coordinator", "actor", "trainer", "policy", "buffer")
+
+
 def with_algorithm(folder: Path, experiment: str) -> Desk:
     (folder / "my_algorithm.py").write_text(templates(has_algorithm=True)["my_algorithm.py"])
     return Desk(folder, experiment)
@@ -88,11 +92,11 @@ def test_it_survives_a_kill_of_each_role(name: str, tmp_path: Path) -> None:
     experiment = GATED_EXPERIMENT.replace("ppo: {{epochs: 2, minibatchSize: 256}}", BLOCKS[name])
     assert experiment != GATED_EXPERIMENT
     with_algorithm(tmp_path, experiment)
-    with KillCampaign(tmp_path, experiment, seed=1) as campaign:
-        for role in ("coordinator", "actor", "trainer"):
+    with KillCampaign(tmp_path, experiment + OTHER_ROLES, seed=1) as campaign:
+        for role in ROLES:
             campaign.kill(role, "training")
         summary = campaign.finish()
-    assert summary["restarts"] == {"coordinator": 1, "actor": 1, "trainer": 1}
+    assert summary["restarts"] == dict.fromkeys(ROLES, 1)
 
 
 def test_other_needs_than_the_spec_says_end_the_run(tmp_path: Path) -> None:
