@@ -240,6 +240,7 @@ def evaluator_config(**changes: Any) -> EvaluatorConfig:
         "ledger_folder": "",
         "environment": {"id": ENVIRONMENT, "max_non_finite": 100, "episode_info": ["graded"]},
         "network": {"mlp": {}},
+        "outputs": "policyAndValue",
         "num_evaluators": 1,
         "environments": 2,
         "episodes_per_environment": 4,

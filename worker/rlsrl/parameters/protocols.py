@@ -59,7 +59,8 @@ class Parameters:
     layout: str
     """Digest of the weights' names, shapes and order. Programs of equal layout split the vector in the same way."""
     statistics: Arrays = field(default_factory=dict)
-    """Normaliser statistics by path, for example ``observation/mean``; empty without normalisation."""
+    """What actors need beside the weights, by path: statistics of the normaliser, such as ``observation/mean``, and
+    scalars of the algorithm, such as ``acting/epsilon``. Empty if they need nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
