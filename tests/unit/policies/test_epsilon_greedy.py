@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from rlsrl.data.inference import RolloutRequest
@@ -18,7 +18,7 @@ from rlsrl.policies.acting import LocalActor, PolicyActor
 from rlsrl.policies.build import build_network
 from rlsrl.policies.cnn import NatureCnnActionValues
 from rlsrl.policies.epsilon_greedy import EPSILON, values_to_logits
-from rlsrl.policies.export import check_export, export_dense
+from rlsrl.policies.export import ExportMismatch, check_export, export_dense
 from rlsrl.policies.exported import MASKED_LOGIT, ExportedActor
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.networks import MlpActionValues, MlpActorCritic
@@ -100,9 +100,7 @@ def test_draws_and_log_probabilities_follow_the_distribution(kind: str) -> None:
 
 
 def raw_values(policy: TorchPolicy, observation: Arrays) -> np.ndarray:
-    vector = torch.from_numpy(policy.parameters(Version(1, 1)).vector.copy())
-    tensors = {path: torch.from_numpy(np.ascontiguousarray(array)) for path, array in observation.items()}
-    return policy.pure.action_values(vector, tensors).detach().numpy()
+    return policy.network_output([RolloutRequest(observation=observation)])
 
 
 @pytest.mark.parametrize("epsilon", [None, 0.0, 0.2])
@@ -113,6 +111,16 @@ def test_the_exported_form_with_layer_norm_computes_the_same(epsilon: float | No
     assert ExportedActor.from_json(exported.to_json()) == exported
     statistics = {} if epsilon is None else {EPSILON: np.array(epsilon, np.float32)}
     check_export(policy, exported, version(policy, statistics))
+
+
+def test_values_that_differ_are_found_where_the_best_action_is_the_same() -> None:
+    policy = policy_of(discrete_env_spec(), 1.0)
+    exported = policy.export()
+    assert exported is not None
+    *layers, last = exported.layers
+    wrong = replace(exported, layers=(*layers, replace(last, activation="tanh")))
+    with pytest.raises(ExportMismatch, match="differ from the network's"):
+        check_export(policy, wrong, version(policy, {}))
 
 
 def test_the_actor_of_an_actor_critic_has_layer_norm_too() -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlsrl.data.specs import Arrays
 from rlsrl.policies.exported import MASKED_LOGIT
+from rlsrl.policies.sampling import SMALLEST
 
 Floats = NDArray[np.float32]
 
@@ -19,8 +20,6 @@ EPSILON = "acting/epsilon"
 GREEDY_MARGIN = np.float32(1e-5)
 """How far the best action's logit is above the others' at least: without it an evaluation, which takes the most
 probable action, could not tell the best one while every action is equally probable."""
-SMALLEST = np.finfo(np.float32).tiny
-"""The least probability: its logarithm must be finite."""
 
 
 def epsilon_of(statistics: Arrays) -> float:

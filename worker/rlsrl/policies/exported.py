@@ -64,12 +64,14 @@ class DenseLayer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CategoricalHead:
-    """The last layer's outputs are the logits of ``num_actions`` choices."""
+    """The last layer's outputs are the logits of ``num_actions`` choices, or their values."""
 
     kind: Literal["categorical"] = "categorical"
     num_actions: int
     mask: str | None = None
     """Path of the observation array [num_actions] that is 0 for illegal choices; None: all choices are legal."""
+    is_values: bool = False
+    """Whether the outputs are values, which become logits by ``epsilon_greedy``."""
 
     @property
     def parts(self) -> tuple[ActionPart, ...]:
@@ -84,31 +86,6 @@ class CategoricalHead:
     @property
     def distribution_size(self) -> int:
         """Parameters of the distribution: the outputs."""
-        return self.num_actions
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ActionValueHead:
-    """The last layer's outputs are the values of ``num_actions`` choices: see ``epsilon_greedy``."""
-
-    kind: Literal["action_values"] = "action_values"
-    num_actions: int
-    mask: str | None = None
-    """Path of the observation array [num_actions] that is 0 for illegal choices; None: all choices are legal."""
-
-    @property
-    def parts(self) -> tuple[ActionPart, ...]:
-        """The action's one part."""
-        return (ActionPart(kind="categorical", num_outputs=self.num_actions),)
-
-    @property
-    def num_outputs(self) -> int:
-        """Outputs the last layer must have."""
-        return self.num_actions
-
-    @property
-    def distribution_size(self) -> int:
-        """Parameters of the distribution: a logit for each output."""
         return self.num_actions
 
 
@@ -179,13 +156,8 @@ class JointHead:
         return slice(self.log_std_offset, self.log_std_offset + sum(part.num_deviations for part in self.parts))
 
 
-Head = CategoricalHead | ActionValueHead | GaussianHead | JointHead
-HEADS: Mapping[str, type[Head]] = {
-    "categorical": CategoricalHead,
-    "action_values": ActionValueHead,
-    "gaussian": GaussianHead,
-    "joint": JointHead,
-}
+Head = CategoricalHead | GaussianHead | JointHead
+HEADS: Mapping[str, type[Head]] = {"categorical": CategoricalHead, "gaussian": GaussianHead, "joint": JointHead}
 """Heads by kind."""
 
 

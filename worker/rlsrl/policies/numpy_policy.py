@@ -19,7 +19,7 @@ from rlsrl.policies.epsilon_greedy import epsilon_of, values_to_logits
 from rlsrl.policies.exported import (
     ACTIVATIONS,
     MASKED_LOGIT,
-    ActionValueHead,
+    CategoricalHead,
     ExportedActor,
     Floats,
     GaussianHead,
@@ -115,7 +115,7 @@ class DenseStack:
         outputs = [following[:-1] for following in inputs[1:]]
         *hidden, self._last = zip(weights.layers, inputs, [*outputs, None], activations, weights.norms, strict=True)
         self._hidden = hidden
-        self._has_values = isinstance(exported.head, ActionValueHead)
+        self._has_values = isinstance(exported.head, CategoricalHead) and exported.head.is_values
         self._num_outputs = exported.head.num_outputs
         self._log_std = weights.log_std
         self._scatter = _scatter_of(exported.head, num_lanes)

@@ -21,7 +21,7 @@ from rlsrl.data.specs import ActionPart, ActionSpec, PartKind
 Floats = NDArray[np.float32]
 
 SMALLEST = np.finfo(np.float32).tiny
-"""Lower bound of draws: a draw can be exactly 0, and its logarithm must be finite."""
+"""Lower bound of draws and probabilities: they can be exactly 0, and their logarithm must be finite."""
 HALF_LOG_TWO_PI = np.float32(0.5 * math.log(2.0 * math.pi))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -79,7 +81,19 @@ class TorchPolicy(Policy):
 
     @override
     def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
-        if self._version is None or self._distribution is None:
+        distribution = self.network_output(requests)
+        assert self._version is not None, "loaded"
+        if self.has_values:
+            distribution = distribution.copy()
+            values_to_logits(distribution.T, self._epsilon)
+        return split_results(requests, distribution, self._version)
+
+    def network_output(self, requests: Sequence[RolloutRequest]) -> NDArray[np.float32]:
+        """Return what the network says of actions, [N, A], for all lanes of the requests.
+
+        These are parameters of the action distribution, or the values of actions.
+        """
+        if self._distribution is None:
             raise RuntimeError("load() comes before predict()")
         by_path = self._standardizations
         distribution = None if self._recorded is None else self._recorded.evaluate(requests, by_path)
@@ -87,10 +101,7 @@ class TorchPolicy(Policy):
             with torch.inference_mode():
                 tensors = all_to_device(standardized(batch_observations(requests), by_path), self.device)
                 distribution = to_host(self._distribution(tensors))
-        if self.has_values:
-            distribution = distribution.copy()
-            values_to_logits(distribution.T, self._epsilon)
-        return split_results(requests, distribution, self._version)
+        return distribution
 
     @override
     def export(self) -> ExportedActor | None:
