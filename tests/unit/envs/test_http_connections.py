@@ -174,6 +174,15 @@ def test_answers_of_each_form_are_understood(server: Server, answer: bytes, clos
     assert server.num_connections == (2 if closes else 1)
 
 
+@pytest.mark.parametrize("more", [ANSWER.replace(b"200", b"500"), b"HTTP/1.1 50"])
+def test_a_connection_with_more_than_was_asked_for_is_not_used_again(server: Server, more: bytes) -> None:
+    connections = connections_to(server)
+    server.answer = lambda _: ANSWER + more
+    for number in (1, 2):
+        assert ask(connections) == Response(200, b"hi")
+        assert server.num_connections == number
+
+
 def test_a_request_arrives_in_one_piece(server: Server) -> None:
     ask(connections_to(server))
     assert server.num_reads == 1

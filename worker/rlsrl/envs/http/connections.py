@@ -152,11 +152,14 @@ class _Answer:
     def on_body(self, part: bytes) -> None:
         self._parts.append(part)
 
+    def on_message_begin(self) -> None:
+        if self.response is not None:  # more than was asked for, which the next request would take for its answer
+            self.keeps_connection = False
+
     def on_message_complete(self) -> None:
-        if self._parser.get_status_code() >= HTTPStatus.OK:  # others precede the answer
+        if self.response is None and self._parser.get_status_code() >= HTTPStatus.OK:  # others precede the answer
             self._complete()
             self.keeps_connection = self._parser.should_keep_alive()
 
     def _complete(self) -> None:
-        if self.response is None:  # else the server sends more than it was asked for
-            self.response = Response(self._parser.get_status_code(), b"".join(self._parts))
+        self.response = Response(self._parser.get_status_code(), b"".join(self._parts))
