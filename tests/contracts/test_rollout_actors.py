@@ -111,7 +111,9 @@ def reference(policy: TorchPolicy, slot: Slot) -> Distribution | Parts:
         pose = (frames["observation/pose"] - mean) / np.sqrt(variance + 1e-8)
         frames["observation/pose"] = np.clip(pose, -10, 10).astype(np.float32)
     tensors = {path: torch.from_numpy(array) for path, array in frames.items()}
-    parameters = policy.pure(torch.from_numpy(loaded.vector.copy()), tensors)[0].reshape(NUM_STEPS, NUM_LANES, -1)
+    parameters = policy.pure(torch.from_numpy(loaded.vector.copy()), tensors)["policy"].reshape(
+        NUM_STEPS, NUM_LANES, -1
+    )
     if policy.env_spec.action.kind == "discrete":
         return Categorical(logits=parameters)
     if policy.env_spec.action.kind == "joint":

@@ -191,9 +191,9 @@ class Deciding(nn.Module):
         super().__init__()
         self.layer = nn.Linear(4, 3)
 
-    def forward(self, observation: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
         logits = self.layer(observation["observation"])
-        return (logits if logits.sum().item() < 1e9 else -logits), logits.sum(-1)
+        return {"policy": logits if logits.sum().item() < 1e9 else -logits, "value": logits.sum(-1)}
 
 
 def test_a_network_that_cannot_be_recorded_is_evaluated_directly() -> None:

@@ -56,7 +56,7 @@ class Plain(nn.Module):
 
     def forward(self, observation):
         features = observation["observation"]
-        return self.actor(features), self.critic(features).squeeze(-1)
+        return {"policy": self.actor(features), "value": self.critic(features).squeeze(-1)}
 """
 
 

@@ -23,7 +23,7 @@ from rlsrl.algorithms.ppo import Ppo
 from rlsrl.algorithms.pqn import Pqn
 from rlsrl.algorithms.schedules import LinearSchedule
 from rlsrl.algorithms.spare_core import SpareCore
-from rlsrl.api.spec import PqnSpec
+from rlsrl.api.spec import NetworkOutputs, PqnSpec
 from rlsrl.data.random_slots import random_slot
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
@@ -96,12 +96,12 @@ def pqn_of(policy: TorchPolicy) -> Pqn:
 
 def learner_of(kind: str, initial: Parameters | None = None) -> Learner:
     factory, env_spec, kwargs, algorithm = KINDS[kind]
-    has_values = algorithm is Pqn
-    module = build_network(factory, env_spec, kwargs, seed=0, has_values=has_values)
-    policy = TorchPolicy(module, env_spec, has_values=has_values)
+    outputs: NetworkOutputs = "actionValues" if algorithm is Pqn else "policyAndValue"
+    module = build_network(factory, env_spec, kwargs, seed=0, outputs=outputs)
+    policy = TorchPolicy(module, env_spec, outputs=outputs)
     floats = {path: spec for path, spec in env_spec.observation.items() if spec.dtype == "float32"}
     return Learner(
-        pqn_of(policy) if has_values else ppo_of(policy, algorithm),
+        pqn_of(policy) if algorithm is Pqn else ppo_of(policy, algorithm),
         initial or policy.parameters(Version(1, 0)),
         learning_rate=LinearSchedule(start=1e-3, end=1e-4, env_steps=100),
         adam_epsilon=1e-5,

@@ -92,8 +92,8 @@ def test_loss_and_gradient_are_those_of_the_textbook(env_spec: EnvSpec) -> None:
     slots = make_slots(env_spec=env_spec)
     acted_on = {"observation": torch.from_numpy(slots["observation"][:-1].reshape(-1, 3))}
     actions = torch.from_numpy(slots["action"].reshape(NUM_STEPS * NUM_LANES, *env_spec.action.array.shape))
-    acted = distribution(env_spec, policy.pure(acting, acted_on)[0]).log_prob(actions)
-    begun = distribution(env_spec, policy.pure(behind, acted_on)[0]).log_prob(actions)
+    acted = distribution(env_spec, policy.pure(acting, acted_on)["policy"]).log_prob(actions)
+    begun = distribution(env_spec, policy.pure(behind, acted_on)["policy"]).log_prob(actions)
     slots["behavior_log_prob"][...] = acted.numpy().reshape(NUM_STEPS, NUM_LANES)
     batch = prepared(ppo, behind, slots)
     (minibatch,) = minibatches(ppo, batch)
@@ -106,7 +106,8 @@ def test_loss_and_gradient_are_those_of_the_textbook(env_spec: EnvSpec) -> None:
     advantage = torch.from_numpy(batch.schedule_inputs["advantage"])[chosen]
     network = build_network(MlpActorCritic, env_spec, {"hidden_sizes": (8,)}, seed=5)
     torch.nn.utils.vector_to_parameters(params.detach(), network.parameters())
-    parameters, value = network({"observation": rows["observation"]})
+    heads = network({"observation": rows["observation"]})
+    parameters, value = heads["policy"], heads["value"]
     chosen_by = distribution(env_spec, parameters)
     ratio = torch.exp(chosen_by.log_prob(rows["action"]) - begun[chosen])
     importance = torch.exp(begun - acted)[chosen]
@@ -142,7 +143,7 @@ def test_prepared_rows_are_values_and_advantages_of_the_parameters_given() -> No
     params, slots = make_params(policy), make_slots()
     batch = prepared(Ppo(policy, **SETTINGS), params, slots)
     frames = torch.from_numpy(slots["observation"].reshape(-1, 3))
-    value = policy.pure(params, {"observation": frames})[1].reshape(NUM_STEPS + 1, NUM_LANES)
+    value = policy.pure(params, {"observation": frames})["value"].reshape(NUM_STEPS + 1, NUM_LANES)
     torch.testing.assert_close(batch.rows["value"], value[:-1].reshape(-1))
     mask = torch.from_numpy(slots["mask"].reshape(-1))
     advantage = torch.from_numpy(batch.schedule_inputs["advantage"])
@@ -330,7 +331,7 @@ def test_without_value_clipping_the_value_loss_is_the_plain_square() -> None:
     minibatch = minibatches(ppo, prepared(ppo, make_params(policy), make_slots()))[0]
     params = make_params(policy, 1)
     _, metrics = ppo.loss(params, {}, minibatch)
-    _, value = policy.pure(params, minibatch)
+    value = policy.pure(params, minibatch)["value"]
     torch.testing.assert_close(
         metrics["value_loss"], 0.5 * ((value - minibatch["return"]) ** 2 * minibatch["weight"]).sum()
     )

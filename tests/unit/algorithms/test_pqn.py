@@ -34,8 +34,8 @@ SPEC = PqnSpec.model_validate({
 
 
 def policy_of(seed: int = 0) -> TorchPolicy:
-    module = build_network(MlpActionValues, ENV_SPEC, NETWORK, seed=seed, has_values=True)
-    return TorchPolicy(module, ENV_SPEC, has_values=True)
+    module = build_network(MlpActionValues, ENV_SPEC, NETWORK, seed=seed, outputs="actionValues")
+    return TorchPolicy(module, ENV_SPEC, outputs="actionValues")
 
 
 def slots_of(seed: int = 0) -> Arrays:
@@ -53,7 +53,7 @@ def test_targets_are_those_of_the_definition(seed: int) -> None:
     policy, slots = policy_of(seed), slots_of(seed)
     params, batch = prepared(build(SPEC, policy, 1, None), policy, slots)
     observation = torch.from_numpy(slots["observation"].reshape(-1, 3))
-    values = policy.pure.action_values(params, {"observation": observation})
+    values = policy.pure(params, {"observation": observation})["q"]
     largest = values.amax(-1).detach().numpy().reshape(NUM_STEPS + 1, NUM_LANES).astype(np.float64)
     target = np.zeros((NUM_STEPS, NUM_LANES))
     for lane in range(NUM_LANES):
@@ -81,7 +81,7 @@ def test_the_loss_is_the_mean_squared_error_over_transitions() -> None:
     minibatch = {name: tensor[4] for name, tensor in schedule.items()}
     loss, metrics = algorithm.loss(params, {}, gathered(batch.rows, minibatch))
     rows = minibatch[INDEX][minibatch[WEIGHT] > 0]
-    values = policy.pure.action_values(params, {"observation": batch.rows["observation"][rows]})
+    values = policy.pure(params, {"observation": batch.rows["observation"][rows]})["q"]
     chosen = values[torch.arange(len(rows)), batch.rows["action"][rows]]
     torch.testing.assert_close(loss, mse_loss(chosen, batch.rows["target"][rows]))
     torch.testing.assert_close(metrics["q"], chosen.mean().detach())

@@ -135,7 +135,7 @@ def test_loss_and_gradient_are_those_of_the_textbook() -> None:
     ).arrays
     observation = torch.from_numpy(slots["observation"][:-1].reshape(-1, 3))
     actions = torch.from_numpy(slots["action"].reshape(-1))
-    acted = Categorical(logits=policy.pure(acting, {"observation": observation})[0]).log_prob(actions)
+    acted = Categorical(logits=policy.pure(acting, {"observation": observation})["policy"]).log_prob(actions)
     slots["behavior_log_prob"][...] = acted.numpy().reshape(NUM_STEPS, NUM_LANES)
     batch = algorithm.prepare(params, slots, one_rank, algorithm.evaluate)
     schedule = algorithm.schedule(batch, np.random.default_rng(0), one_rank)
@@ -147,8 +147,8 @@ def test_loss_and_gradient_are_those_of_the_textbook() -> None:
     (gradient,) = torch.autograd.grad(loss, leaf)
 
     every = {"observation": torch.from_numpy(slots["observation"].reshape(-1, 3))}
-    value = policy.pure(params, every)[1].numpy().reshape(NUM_STEPS + 1, NUM_LANES)
-    trained = Categorical(logits=policy.pure(params, {"observation": observation})[0]).log_prob(actions)
+    value = policy.pure(params, every)["value"].numpy().reshape(NUM_STEPS + 1, NUM_LANES)
+    trained = Categorical(logits=policy.pure(params, {"observation": observation})["policy"]).log_prob(actions)
     importance = (trained - acted).exp().numpy().reshape(NUM_STEPS, NUM_LANES)
     fields = {name: slots[name] for name in ("reward", "terminated", "truncated", "mask")}
     advantage, target = by_definition(
@@ -157,7 +157,8 @@ def test_loss_and_gradient_are_those_of_the_textbook() -> None:
     chosen = torch.from_numpy(slots["mask"].reshape(-1))
     assert int((~chosen).sum()) > 0
     leaf = params.clone().requires_grad_()
-    logits, values = policy.pure(leaf, {"observation": observation[chosen]})
+    heads = policy.pure(leaf, {"observation": observation[chosen]})
+    logits, values = heads["policy"], heads["value"]
     distribution = Categorical(logits=logits)
     of_rows = [torch.from_numpy(array.reshape(-1).astype(np.float32))[chosen] for array in (advantage, target)]
     policy_loss = -(distribution.log_prob(actions[chosen]) * of_rows[0]).mean()

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
 from rlsrl.api.spec import Cnn, Network
@@ -37,6 +38,13 @@ def network_for(env_spec: EnvSpec, **kwargs: int | str) -> NatureCnnActorCritic:
     return network
 
 
+def outputs(network: nn.Module, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return distribution parameters and values."""
+    heads = network({"observation": pixels})
+    assert [*heads] == ["policy", "value"]
+    return heads["policy"], heads["value"]
+
+
 def test_it_is_the_published_network() -> None:
     network = network_for(ATARI)
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
@@ -52,13 +60,13 @@ def test_in_bfloat16_it_computes_the_same_to_bfloat16s_precision() -> None:
     pixels = torch.randint(0, 256, (32, 4, 84, 84), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     gradients = []
     for network in (exact, fast):
-        logits, value = network({"observation": pixels})
+        logits, value = outputs(network, pixels)
         assert (logits.dtype, value.dtype) == (torch.float32, torch.float32)
         (logits.square().mean() + value.square().mean()).backward()
         weights = list(network.parameters())
         assert {weight.dtype for weight in weights} == {torch.float32}
         gradients.append(torch.cat([weight.grad.flatten() for weight in weights if weight.grad is not None]))
-    expected, got = (network({"observation": pixels})[1] for network in (exact, fast))
+    expected, got = (outputs(network, pixels)[1] for network in (exact, fast))
     assert not torch.equal(got, expected), "it does compute in another precision"
     # bfloat16 keeps 8 bits: 2^-8 for each of the four layers.
     assert float(((got - expected).norm() / expected.norm()).detach()) < 4 * 2**-8
@@ -73,11 +81,11 @@ def test_acting_it_computes_the_same_to_the_bit_by_the_weights_of_the_moment(
     network = network_for(images(4, 84, 84, action=action), precision=precision)
     pixels = {"observation": torch.arange(5 * 4 * 84 * 84).remainder(256).to(torch.uint8).reshape(5, 4, 84, 84)}
     with torch.inference_mode():
-        before, acting = network(pixels)[0], network.prepared_actor()
+        before, acting = network(pixels)["policy"], network.prepared_actor()
         assert torch.equal(acting(pixels), before)
         for parameter in network.parameters():
             parameter.mul_(1.01)
-        after = network(pixels)[0]
+        after = network(pixels)["policy"]
         assert not torch.equal(after, before)
         assert torch.equal(network.prepared_actor()(pixels), after)
 
@@ -89,7 +97,7 @@ def test_images_that_are_arranged_have_their_channels_last_and_give_the_same_to_
     arranged = network.to_preferred_layout({"observation": pixels})
     assert torch.equal(arranged["observation"], pixels)
     assert arranged["observation"].is_contiguous(memory_format=torch.channels_last)
-    for given, expected in zip(network(arranged), network({"observation": pixels}), strict=True):
+    for given, expected in zip(network(arranged).values(), outputs(network, pixels), strict=True):
         assert torch.equal(given, expected)
 
 
@@ -107,7 +115,7 @@ def test_it_computes_what_its_layers_say_of_pixels_between_0_and_1() -> None:
         weight, bias = (each.double() for each in weights[2 * layer : 2 * layer + 2])
         hidden = functional.conv2d(hidden, weight, bias, stride=stride).relu()
     hidden = functional.linear(hidden.reshape(3, -1), weights[6].double(), weights[7].double()).relu()
-    logits, value = network({"observation": pixels})
+    logits, value = outputs(network, pixels)
     torch.testing.assert_close(logits.double(), functional.linear(hidden, weights[8].double()), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(
         value.double(), functional.linear(hidden, weights[10].double())[:, 0], rtol=1e-4, atol=1e-6
@@ -127,7 +135,7 @@ def test_weights_are_orthogonal_with_the_usual_gains_and_biases_zero(name: str, 
 
 def test_the_smallest_image_and_the_vector_action() -> None:
     network = network_for(images(1, 36, 50, action=continuous_action(2)), hidden_size=8)
-    distribution, value = network({"observation": torch.zeros(5, 1, 36, 50, dtype=torch.uint8)})
+    distribution, value = outputs(network, torch.zeros(5, 1, 36, 50, dtype=torch.uint8))
     assert distribution.shape == (5, 4)
     assert value.shape == (5,)
 
@@ -165,6 +173,6 @@ def test_a_policy_acts_with_it_and_is_not_exported() -> None:
     actor.finish()
     frames = torch.from_numpy(slot.arrays["observation"][:-1].reshape(6, 2, 40, 40))
     params = torch.from_numpy(policy.parameters(Version(1, 0)).vector.copy())
-    logits = policy.pure(params, {"observation": frames})[0].log_softmax(-1).numpy()
+    logits = policy.pure(params, {"observation": frames})["policy"].log_softmax(-1).numpy()
     chosen = np.take_along_axis(logits, slot.arrays["action"].reshape(6, 1), axis=1).reshape(3, 2)
     np.testing.assert_allclose(slot.arrays["behavior_log_prob"], chosen, rtol=1e-5, atol=1e-6)

@@ -32,8 +32,8 @@ NETWORK = {"hidden_sizes": (16, 8), "activation": "relu", "layer_norm": True}
 
 
 def policy_of(env_spec: EnvSpec, epsilon: float | None, factory: Any = MlpActionValues, **kwargs: Any) -> TorchPolicy:
-    module = build_network(factory, env_spec, kwargs or NETWORK, seed=1, has_values=True)
-    policy = TorchPolicy(module, env_spec, has_values=True)
+    module = build_network(factory, env_spec, kwargs or NETWORK, seed=1, outputs="actionValues")
+    policy = TorchPolicy(module, env_spec, outputs="actionValues")
     policy.load(version(policy, {} if epsilon is None else {EPSILON: np.array(epsilon, np.float32)}))
     return policy
 
@@ -173,24 +173,4 @@ def test_a_version_without_epsilon_acts_greedily() -> None:
 @pytest.mark.parametrize("factory", [MlpActionValues, NatureCnnActionValues])
 def test_other_actions_than_discrete_are_refused(factory: Any) -> None:
     with pytest.raises(ConfigurationError, match="needs the action space Discrete; the environment's actions are cont"):
-        build_network(factory, continuous_env_spec(), {}, seed=0, has_values=True)
-
-
-class Pair(nn.Module):
-    def __init__(self, env_spec: EnvSpec) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, env_spec.action.num_actions)
-
-    def forward(self, observation: Any) -> Any:
-        return self.layer(observation["observation"]), observation["observation"][:, 0]
-
-
-class Misnamed(Pair):
-    def forward(self, observation: Any) -> Any:
-        return {"values": self.layer(observation["observation"])}
-
-
-@pytest.mark.parametrize(("factory", "found"), [(Pair, "returned tuple"), (Misnamed, r"returned keys \['values'\]")])
-def test_another_output_of_a_users_network_is_refused(factory: Any, found: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{found}; the algorithm needs the values of actions, .'q': values"):
-        build_network(factory, discrete_env_spec(), {}, seed=0, has_values=True)
+        build_network(factory, continuous_env_spec(), {}, seed=0, outputs="actionValues")

@@ -19,9 +19,9 @@ class Tied(nn.Module):
         self.second.weight = self.first.weight
         self.register_buffer("scale", torch.tensor(2.0), persistent=False)
 
-    def forward(self, observation: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, observation: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         features = self.second(self.first(observation["observation"]).tanh()) * self.scale
-        return features, features.sum(-1)
+        return {"policy": features, "value": features.sum(-1)}
 
 
 def test_flatten_and_split_are_inverse() -> None:
@@ -55,10 +55,11 @@ def test_a_pure_network_equals_functional_call_in_values_and_gradients() -> None
     outputs = pure(vector, observation)
     named = dict(zip(pure.layout.shapes, pure.layout.split(vector), strict=True))
     expected = torch.func.functional_call(network, named, (observation,))
-    for ours, theirs in zip(outputs, expected, strict=True):
-        assert torch.equal(ours, theirs)
-    (gradient,) = torch.autograd.grad(outputs[0].square().sum() + outputs[1].sum(), vector)
-    (reference,) = torch.autograd.grad(expected[0].square().sum() + expected[1].sum(), vector)
+    assert outputs.keys() == expected.keys() == {"policy", "value"}
+    for head in outputs:
+        assert torch.equal(outputs[head], expected[head])
+    (gradient,) = torch.autograd.grad(outputs["policy"].square().sum() + outputs["value"].sum(), vector)
+    (reference,) = torch.autograd.grad(expected["policy"].square().sum() + expected["value"].sum(), vector)
     torch.testing.assert_close(gradient, reference)
     assert all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=True))
     assert network.second.weight is network.first.weight

@@ -99,7 +99,7 @@ def legal_choices(policy: TorchPolicy, arrays: Mapping[str, NDArray]) -> list[tu
             path: torch.from_numpy(arrays[path][t, n : n + 1]) for path in policy.env_spec.unmasked.observation
         }
         legal = np.flatnonzero(arrays[MASK][t, n])
-        logits = network(observation)[0][0, torch.from_numpy(legal)]
+        logits = network(observation)["policy"][0, torch.from_numpy(legal)]
         found.append((legal, Categorical(logits=logits), int(np.flatnonzero(legal == arrays["action"][t, n])[0])))
     return found
 
@@ -135,12 +135,12 @@ def test_log_probabilities_entropies_and_their_gradients_are_those_over_the_lega
     action = torch.from_numpy(arrays["action"][:20][keep])
     weights = torch.linspace(-1.0, 1.0, len(action))
     params = torch.from_numpy(policy.parameters(Version(1, 0)).vector.copy()).requires_grad_()
-    log_prob, entropy = categorical_log_prob_and_entropy(policy.pure(params, rows)[0], action)
+    log_prob, entropy = categorical_log_prob_and_entropy(policy.pure(params, rows)["policy"], action)
     (gradient,) = torch.autograd.grad((weights * (log_prob + 0.3 * entropy)).sum(), params)
 
     network = build_network(MlpActorCritic, policy.env_spec.unmasked, {"hidden_sizes": (16,)}, seed=0)
     torch.nn.utils.vector_to_parameters(params.detach().clone(), network.parameters())
-    logits = network({path: tensor for path, tensor in rows.items() if path != MASK})[0]
+    logits = network({path: tensor for path, tensor in rows.items() if path != MASK})["policy"]
     total = torch.zeros(())
     for row, weight in enumerate(weights):
         legal = torch.from_numpy(np.flatnonzero(rows[MASK][row]))
@@ -164,7 +164,7 @@ def test_a_single_legal_action_is_certain_and_teaches_the_policy_nothing() -> No
         MASK: torch.tensor([[0, 0, 1, 0], [1, 0, 0, 0]], dtype=torch.int8),
     }
     params = torch.from_numpy(policy.parameters(Version(1, 0)).vector.copy()).requires_grad_()
-    logits, _ = policy.pure(params, observation)
+    logits = policy.pure(params, observation)["policy"]
     log_prob, entropy = categorical_log_prob_and_entropy(logits, torch.tensor([2, 0]))
     assert log_prob.tolist() == [0.0, 0.0]
     assert entropy.tolist() == [0.0, 0.0]
@@ -224,7 +224,7 @@ class Inverted(nn.Module):
         super().__init__()
         self.masked = build_network(MlpActorCritic, env_spec, {"hidden_sizes": (16,)}, seed=0)
 
-    def forward(self, observation: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return self.masked({**observation, MASK: observation[MASK] == 0})
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor:
@@ -241,21 +241,21 @@ class Opaque(nn.Module):
         self.seen: list[set[str]] = []
         self.layer = nn.Linear(1, NUM_ACTIONS)
 
-    def forward(self, observation: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         self.seen.append(set(observation))
         logits = self.layer(observation["observation/state/step"])
-        return logits, logits.sum(-1)
+        return {"policy": logits, "value": logits.sum(-1)}
 
 
 def test_a_network_of_the_users_own_is_masked_without_knowing_of_it() -> None:
     env_spec = masked_envs().spec
     made: list[Opaque] = []
     network = build_network(lambda spec: made.append(Opaque(spec)) or made[0], env_spec, {}, seed=0)
-    logits, _ = network({
+    logits = network({
         "observation/state/legal": torch.zeros(1, 4),
         "observation/state/step": torch.zeros(1, 1),
         MASK: torch.tensor([[1.0, 0.0, 2.0, 0.0]]),
-    })  # fmt: skip
+    })["policy"]  # fmt: skip
     assert (logits == MASKED_LOGIT).tolist() == [[False, True, False, True]]
     assert all(seen == set(env_spec.unmasked.observation) for seen in made[0].seen)
     assert made[0].given == env_spec.unmasked

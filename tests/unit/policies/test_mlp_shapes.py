@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from rlsrl.api.spec import NetworkOutputs
 from rlsrl.data.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec
 from rlsrl.policies.build import build_network
 from rlsrl.policies.exported import layout_digest
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.mlp_shapes import mlp_shapes
-from rlsrl.policies.networks import MlpActionValues, MlpActorCritic
+from rlsrl.policies.networks import MlpActionValues, MlpActorCritic, MlpPolicy
 
 FLOATS = {"observation": ArraySpec(shape=(3, 2), dtype="float32")}
 DISCRETE = ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=4)
@@ -34,23 +35,27 @@ SPECS = {
         action=ActionSpec(kind="discrete", array=DISCRETE.array, num_actions=4, mask=MASK),
     ),
 }
+FACTORIES = {"policy": MlpPolicy, "policyAndValue": MlpActorCritic, "actionValues": MlpActionValues}
+CASES = [
+    (name, outputs)
+    for name, spec in SPECS.items()
+    for outputs in FACTORIES
+    if outputs != "actionValues" or spec.action.kind == "discrete"
+]
 
 
-CASES = [(name, has_values) for name, spec in SPECS.items() for has_values in (False, spec.action.kind == "discrete")]
-
-
-@pytest.mark.parametrize(("name", "has_values"), sorted(set(CASES)))
+@pytest.mark.parametrize(("name", "outputs"), CASES)
 @pytest.mark.parametrize("hidden_sizes", [(16,), (16, 8, 4)])
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_the_shapes_are_those_of_the_network(
-    name: str, has_values: bool, hidden_sizes: tuple[int, ...], layer_norm: bool
+    name: str, outputs: NetworkOutputs, hidden_sizes: tuple[int, ...], layer_norm: bool
 ) -> None:
     env_spec = SPECS[name]
-    factory, kwargs = MlpActionValues if has_values else MlpActorCritic, {"hidden_sizes": hidden_sizes}
-    network = build_network(factory, env_spec, {**kwargs, "layer_norm": layer_norm}, seed=1, has_values=has_values)
+    factory, kwargs = FACTORIES[outputs], {"hidden_sizes": hidden_sizes}
+    network = build_network(factory, env_spec, {**kwargs, "layer_norm": layer_norm}, seed=1, outputs=outputs)
     layout = FlatLayout.of(network)
 
-    shapes = mlp_shapes(env_spec, hidden_sizes, has_values=has_values, layer_norm=layer_norm)
+    shapes = mlp_shapes(env_spec, hidden_sizes, outputs=outputs, layer_norm=layer_norm)
 
     assert list(shapes.items()) == list(layout.shapes.items()), "in the same order"
     assert layout_digest(shapes) == layout.digest

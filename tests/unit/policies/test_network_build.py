@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from rlsrl.api.spec import NetworkOutputs
 from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.data.version import Version
@@ -96,17 +97,17 @@ class Heads(nn.Module):
 
     def forward(self, observation: dict[str, torch.Tensor]) -> Any:
         features = observation["observation"]
-        return self.acting(features), self.value(features).squeeze(-1)
+        return {"policy": self.acting(features), "value": self.value(features).squeeze(-1)}
 
 
 def test_a_networks_layers_may_be_called_as_they_like() -> None:
     network, observation = Heads(), {"observation": torch.randn(5, 4)}
-    expected = network(observation)[1]
-    assert torch.equal(PureNetwork(network)(vectors(network), observation)[1], expected)
+    expected = network(observation)["value"]
+    assert torch.equal(PureNetwork(network)(vectors(network), observation)["value"], expected)
     policy = TorchPolicy(network, ENV_SPEC)
     policy.load(policy.parameters(Version(1, 1)))
     (answer,) = policy.predict([RolloutRequest(observation={"observation": observation["observation"].numpy()})])
-    np.testing.assert_array_equal(answer.distribution, network(observation)[0].detach().numpy())
+    np.testing.assert_array_equal(answer.distribution, network(observation)["policy"].detach().numpy())
 
 
 def test_mlp_reads_all_observations_in_the_order_of_the_spec() -> None:
@@ -120,10 +121,10 @@ def test_mlp_reads_all_observations_in_the_order_of_the_spec() -> None:
     network = build_network(MlpActorCritic, env_spec, {}, seed=0)
     assert isinstance(network, MlpActorCritic)
     b, a = torch.randint(0, 255, (6, 2, 2), dtype=torch.uint8), torch.randn(6)
-    logits, value = network({"observation/a": a, "observation/b": b})
+    heads = network({"observation/a": a, "observation/b": b})
     features = torch.cat([b.reshape(6, 4).float(), a[:, None]], -1)
-    assert torch.equal(logits, network.actor(features))
-    assert torch.equal(value, network.critic(features)[:, 0])
+    assert torch.equal(heads["policy"], network.actor(features))
+    assert torch.equal(heads["value"], network.critic(features)[:, 0])
 
 
 def test_mlp_gives_means_near_zero_and_deviations_of_one_for_continuous_actions() -> None:
@@ -133,7 +134,8 @@ def test_mlp_gives_means_near_zero_and_deviations_of_one_for_continuous_actions(
     weight = network.actor[4].weight.detach()
     torch.testing.assert_close(weight @ weight.T, 0.01**2 * torch.eye(3), atol=1e-6, rtol=1e-4)
     observation = {"observation": torch.randn(5, 4)}
-    parameters, value = network(observation)
+    heads = network(observation)
+    parameters, value = heads["policy"], heads["value"]
     assert (parameters.shape, value.shape) == ((5, 6), (5,))
     assert torch.equal(parameters[:, :3], network.actor(observation["observation"]))
     assert not parameters[:, 3:].any()
@@ -142,27 +144,63 @@ def test_mlp_gives_means_near_zero_and_deviations_of_one_for_continuous_actions(
 
 
 def test_networks_give_a_mean_and_a_deviation_for_each_entry_of_an_action() -> None:
-    outputs = (torch.zeros(3, 2), torch.zeros(3))
+    outputs = {"policy": torch.zeros(3, 2), "value": torch.zeros(3)}
     with pytest.raises(ConfigurationError, match=r"shape \(3, 2\).*\(3, 4\) and torch.float32"):
         build_network(lambda env_spec: Returns(outputs), continuous_env_spec(num_dimensions=2), {}, seed=0)
 
 
+LOGITS, VALUES = torch.zeros(3, 3), torch.zeros(3)
+
+
 @pytest.mark.parametrize(
-    ("outputs", "message"),
+    ("needed", "heads", "message"),
     [
-        (torch.zeros(3, 3), "returned Tensor, not the pair"),
-        ((torch.zeros(3, 3), torch.zeros(3), None), "not the pair"),
-        ((torch.zeros(3, 3), 0.0), "not the pair"),
-        ((torch.zeros(3, 2), torch.zeros(3)), r"distribution parameters of shape \(3, 2\).*\(3, 3\) and torch.float32"),
-        ((torch.zeros(3, 3), torch.zeros(3, 1)), r"values of shape \(3, 1\).*\(3,\) and torch.float32"),
-        ((torch.zeros(3, 3).double(), torch.zeros(3)), "torch.float64"),
-        ((torch.zeros(3, 3), torch.full((3,), torch.nan)), "values that are not finite"),
-        (RuntimeError("mat1 and mat2"), r"RuntimeError for observations of shape.*\(3, 4\).*mat1"),
+        (
+            "policyAndValue",
+            LOGITS,
+            "returned a Tensor; the algorithm needs a mapping with the tensors",
+        ),
+        ("policyAndValue", (LOGITS, VALUES), "returned a tuple; "),
+        ("policyAndValue", {"policy": LOGITS}, r"returned the heads \['policy'\]; .* 'policy' and 'value'"),
+        ("policyAndValue", {"policy": LOGITS, "value": 0.0}, r"heads \['policy', 'value'\]; .* with the tensors"),
+        (
+            "policyAndValue",
+            {"policy": LOGITS[:, :2], "value": VALUES},
+            r"'policy' of shape \(3, 2\).*\(3, 3\) and",
+        ),
+        (
+            "policyAndValue",
+            {"policy": LOGITS, "value": VALUES[:, None]},
+            r"'value' of shape \(3, 1\).*\(3,\) and",
+        ),
+        ("policyAndValue", {"policy": LOGITS.double(), "value": VALUES}, "torch.float64"),
+        ("policyAndValue", {"policy": LOGITS, "value": VALUES + torch.nan}, "'value' with values that are not finite"),
+        ("policy", {"q": LOGITS}, r"heads \['q'\]; the algorithm needs a mapping with the tensors 'policy'$"),
+        (
+            "actionValues",
+            {"values": LOGITS},
+            r"heads \['values'\]; the algorithm needs a .* tensors 'q'$",
+        ),
+        ("actionValues", {"q": LOGITS[:, :2]}, r"'q' of shape \(3, 2\)"),
+        (
+            "actionValues",
+            {"q": LOGITS, "policy": LOGITS},
+            "'policy', by which actors would choose; .* needs 'q'",
+        ),
+        ("policyAndValue", RuntimeError("mat1 and mat2"), r"RuntimeError for observations of shape.*\(3, 4\).*mat1"),
     ],
 )
-def test_networks_that_are_no_actor_critic_are_refused(outputs: Any, message: str) -> None:
+def test_networks_without_the_heads_that_the_algorithm_needs_are_refused(
+    needed: NetworkOutputs, heads: Any, message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        build_network(lambda env_spec, **kwargs: Returns(outputs), ENV_SPEC, {}, seed=0)
+        build_network(lambda env_spec: Returns(heads), ENV_SPEC, {}, seed=0, outputs=needed)
+
+
+@pytest.mark.parametrize("needed", ["policy", "policyAndValue"])
+def test_networks_may_have_further_heads(needed: NetworkOutputs) -> None:
+    heads = {"policy": LOGITS, "value": VALUES, "next": torch.zeros(7)}
+    build_network(lambda env_spec: Returns(heads), ENV_SPEC, {}, seed=0, outputs=needed)
 
 
 def test_a_factory_that_fails_is_named_with_its_arguments() -> None:

@@ -29,9 +29,9 @@ class Scaled(nn.Module):
         self.scale = scale
         self.actor = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
-    def forward(self, observation: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
         logits = self.actor(observation["observation"]) * self.scale
-        return logits, logits.sum(-1)
+        return {"policy": logits, "value": logits.sum(-1)}
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor:
         return export_dense(self.actor, "actor", layout, ENV_SPEC.observation)
@@ -44,9 +44,9 @@ class Opaque(nn.Module):
         super().__init__()
         self.layer = nn.Linear(4, 3)
 
-    def forward(self, observation: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
         logits = self.layer(observation["observation"])
-        return logits, logits.sum(-1)
+        return {"policy": logits, "value": logits.sum(-1)}
 
 
 def mlp_policy(seed: int = 0) -> TorchPolicy:
@@ -107,7 +107,7 @@ def test_the_network_as_a_function_ignores_the_loaded_weights() -> None:
     policy, other = mlp_policy(seed=0), mlp_policy(seed=1)
     observation = {"observation": torch.randn(3, 4)}
     vector = torch.from_numpy(other.parameters(Version(1, 0)).vector.copy())
-    assert torch.equal(policy.pure(vector, observation)[0], other.pure(vector, observation)[0])
+    assert torch.equal(policy.pure(vector, observation)["policy"], other.pure(vector, observation)["policy"])
 
 
 def test_what_a_network_cannot_export_it_does_not() -> None:

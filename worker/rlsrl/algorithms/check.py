@@ -57,9 +57,9 @@ def check_algorithm(
     rows = spec.chosen.minibatch_rows
     if rows % num_lanes:
         raise ValueError(f"num_lanes is {num_lanes}: a divisor of the minibatch size {rows} is needed")
-    has_values = spec.chosen.outputs == "actionValues"
-    module = build_network(network, env_spec, kwargs or {}, seed=seed, has_values=has_values)
-    policy = TorchPolicy(module, env_spec, has_values=has_values)
+    outputs = spec.chosen.outputs
+    module = build_network(network, env_spec, kwargs or {}, seed=seed, outputs=outputs)
+    policy = TorchPolicy(module, env_spec, outputs=outputs)
     rng = np.random.default_rng(seed)
     slots = random_slot(env_spec, num_steps=rows // num_lanes, num_lanes=num_lanes, rng=rng).arrays
     if problems := list(_problems(spec, policy, slots)):

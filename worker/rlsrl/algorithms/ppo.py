@@ -131,8 +131,8 @@ class Ppo(Algorithm):
     @override
     def evaluate(self, params: Tensor, rows: Tensors) -> Tensors:
         """Return ``value`` [N] and the action's ``proximal_log_prob`` [N] for each observation and action."""
-        parameters, value = self._network(params, rows)
-        return {"value": value, "proximal_log_prob": self._log_prob(parameters, rows["action"])}
+        heads = self._network(params, rows)
+        return {"value": heads["value"], "proximal_log_prob": self._log_prob(heads["policy"], rows["action"])}
 
     @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
@@ -173,12 +173,12 @@ class Ppo(Algorithm):
         """Return policy loss + value_coefficient * value loss - entropy_coefficient * entropy, as weighted sums."""
         del state
         weight, clip_range = minibatch[WEIGHT], minibatch["clip_range"]
-        parameters, value = self._network(params, minibatch)
-        log_prob, entropies = self._log_prob_and_entropy(parameters, minibatch["action"])
+        heads = self._network(params, minibatch)
+        log_prob, entropies = self._log_prob_and_entropy(heads["policy"], minibatch["action"])
         log_ratio = log_prob - minibatch["proximal_log_prob"]
         ratio = log_ratio.exp()
         policy_loss = -torch.dot(clipped_surrogate(ratio, minibatch["advantage"], clip_range), weight)
-        value_loss = 0.5 * torch.dot(self._value_errors(value, minibatch), weight)
+        value_loss = 0.5 * torch.dot(self._value_errors(heads["value"], minibatch), weight)
         entropy = torch.dot(entropies, weight)
         # Also with a coefficient of 0: it may change while a compiled step is in use.
         loss = policy_loss + self._value_coefficient * value_loss - minibatch["entropy_coefficient"] * entropy

@@ -39,7 +39,6 @@ class Pqn(Algorithm):
 
     def __init__(self, policy: TorchPolicy, settings: PqnSpec, *, minibatch_size: int, epsilon: Scheduled) -> None:
         """Train the network of ``policy``, whose own weights are not used; ``minibatch_size`` is this rank's share."""
-        self._values = policy.pure.action_values
         self._network = policy.pure
         self._observation = tuple(policy.env_spec.observation)
         self._settings = settings
@@ -85,7 +84,7 @@ class Pqn(Algorithm):
     @override
     def evaluate(self, params: Tensor, rows: Tensors) -> Tensors:
         """Return the ``largest`` value and that of the ``chosen`` action, [N] each."""
-        values = self._values(params, rows)
+        values = self._network(params, rows)["q"]
         return {"largest": values.amax(dim=-1), "chosen": _chosen(values, rows["action"])}
 
     @override
@@ -108,7 +107,7 @@ class Pqn(Algorithm):
         """Return the mean squared difference of the chosen actions' values from their targets, as a weighted sum."""
         del state
         weight = minibatch[WEIGHT]
-        chosen = _chosen(self._values(params, minibatch), minibatch["action"])
+        chosen = _chosen(self._network(params, minibatch)["q"], minibatch["action"])
         loss = torch.dot((chosen - minibatch["target"]).square(), weight)
         metrics = {"loss": loss, "q": torch.dot(chosen, weight)}
         return loss, {name: tensor.detach() for name, tensor in metrics.items()}

@@ -89,8 +89,8 @@ class Vtrace(Algorithm):
     @override
     def evaluate(self, params: Tensor, rows: Tensors) -> Tensors:
         """Return ``value`` [N] and the action's ``log_prob`` [N] for each observation and action."""
-        parameters, value = self._network(params, rows)
-        return {"value": value, "log_prob": self._log_prob(parameters, rows["action"])}
+        heads = self._network(params, rows)
+        return {"value": heads["value"], "log_prob": self._log_prob(heads["policy"], rows["action"])}
 
     @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
@@ -110,10 +110,10 @@ class Vtrace(Algorithm):
         """Return policy loss + value_coefficient * value loss - entropy_coefficient * entropy, as weighted sums."""
         del state
         weight = minibatch[WEIGHT]
-        parameters, value = self._network(params, minibatch)
-        log_prob, entropies = self._log_prob_and_entropy(parameters, minibatch["action"])
+        heads = self._network(params, minibatch)
+        log_prob, entropies = self._log_prob_and_entropy(heads["policy"], minibatch["action"])
         policy_loss = -torch.dot(log_prob * minibatch["advantage"], weight)
-        value_loss = 0.5 * torch.dot((value - minibatch["target"]).square(), weight)
+        value_loss = 0.5 * torch.dot((heads["value"] - minibatch["target"]).square(), weight)
         entropy = torch.dot(entropies, weight)
         loss = policy_loss + self._settings.value_coefficient * value_loss - minibatch["entropy_coefficient"] * entropy
         metrics = {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlsrl.api.spec import NetworkOutputs
 from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.device import CPU
 from rlsrl.policies.masked import MaskedNetwork
+from rlsrl.policies.networks import ACTION_VALUES_HEAD, HEADS, POLICY_HEAD, VALUE_HEAD, acting_head
 from rlsrl.runtime.errors import ConfigurationError
 
 PROBE_LANES = 3
@@ -27,19 +29,19 @@ def build_network(
     *,
     seed: int,
     device: torch.device = CPU,
-    has_values: bool = False,
+    outputs: NetworkOutputs = "policyAndValue",
 ) -> nn.Module:
     """Return ``factory(env_spec, **kwargs)``, for example ``networks.MlpActorCritic``, on ``device``.
 
     The network is made on the CPU, moved to the device and tried there once, on an observation of zeros. ``seed`` seeds
     torch's generator: equal seeds give equal weights, and the generator's state is restored. The factory gets the spec
-    without an action mask; the mask is applied to the network's logits. ``has_values``: the network must value actions
-    (``networks.ActionValueNetwork``).
+    without an action mask; the mask is applied to the network's logits. ``outputs`` says which heads the network must
+    have (``networks.HEADS``).
 
     Raises:
         ConfigurationError: the factory raised or did not return an ``nn.Module``, the network has an optional method
-            under its former name, or the network's outputs are not distribution parameters [N, A] and values [N], or
-            the values of actions [N, A], float32 and finite.
+            under its former name, or a head is missing, or not of the shape that ``networks.PolicyNetwork`` says,
+            float32 and finite.
     """
     name = f"{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', factory)}"
     with torch.random.fork_rng(devices=[]):
@@ -57,7 +59,7 @@ def build_network(
             raise ConfigurationError(f"network factory {name} returned a {type(network).__name__}, not an nn.Module")
         _check_method_names(network, name)
         network.to(device)
-        _try(network, unmasked, name, device, has_values=has_values)
+        _try(network, unmasked, name, device, outputs=outputs)
     return network if mask is None else MaskedNetwork(network, mask)
 
 
@@ -72,43 +74,48 @@ def _check_method_names(network: nn.Module, name: str) -> None:
                 )
 
 
-def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device, *, has_values: bool) -> None:
+def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device, *, outputs: NetworkOutputs) -> None:
     observation = {
         path: torch.zeros((PROBE_LANES, *spec.shape), dtype=getattr(torch, spec.dtype), device=device)
         for path, spec in env_spec.observation.items()
     }
     try:
         with torch.no_grad():
-            outputs = network(observation)
+            heads = network(observation)
     except Exception as error:
         shapes = {path: tuple(tensor.shape) for path, tensor in observation.items()}
         raise ConfigurationError(
             f"the network of {name} raised {type(error).__name__} for observations of shape {shapes} ({device}): "
             f"{error}"
         ) from error
-    if has_values:
-        if not (isinstance(outputs, Mapping) and outputs.keys() == {"q"} and isinstance(outputs["q"], Tensor)):
-            found = f"keys {[*outputs]}" if isinstance(outputs, Mapping) else type(outputs).__name__
-            raise ConfigurationError(
-                f"the network of {name} returned {found}; the algorithm needs the values of actions, {{'q': values}}"
-            )
-        _check_output("values of actions", outputs["q"], (PROBE_LANES, env_spec.action.num_actions), name)
-        return
-    if not (isinstance(outputs, tuple) and len(outputs) == 2 and all(isinstance(part, Tensor) for part in outputs)):
+    needed = HEADS[outputs]
+    if not isinstance(heads, Mapping) or any(not isinstance(heads.get(head), Tensor) for head in needed):
+        found = f"the heads {sorted(map(str, heads))}" if isinstance(heads, Mapping) else f"a {type(heads).__name__}"
         raise ConfigurationError(
-            f"the network of {name} returned {type(outputs).__name__}, not the pair (distribution parameters, value)"
+            f"the network of {name} returned {found}; the algorithm needs a mapping with the tensors "
+            f"{' and '.join(map(repr, needed))}"
         )
-    _check_output("distribution parameters", outputs[0], (PROBE_LANES, env_spec.action.distribution_size), name)
-    _check_output("values", outputs[1], (PROBE_LANES,), name)
+    if acting_head(heads) not in needed:
+        raise ConfigurationError(
+            f"the network of {name} returned a head {acting_head(heads)!r}, by which actors would choose; the "
+            f"algorithm needs {needed[0]!r} for that"
+        )
+    shapes = {
+        POLICY_HEAD: (PROBE_LANES, env_spec.action.distribution_size),
+        VALUE_HEAD: (PROBE_LANES,),
+        ACTION_VALUES_HEAD: (PROBE_LANES, env_spec.action.num_outputs),
+    }
+    for head in needed:
+        _check_head(head, heads[head], shapes[head], name)
 
 
-def _check_output(what: str, tensor: Tensor, shape: tuple[int, ...], name: str) -> None:
+def _check_head(head: str, tensor: Tensor, shape: tuple[int, ...], name: str) -> None:
     if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
         raise ConfigurationError(
-            f"for {PROBE_LANES} observations the network of {name} returns {what} of shape {tuple(tensor.shape)} and "
+            f"for {PROBE_LANES} observations the network of {name} returns {head!r} of shape {tuple(tensor.shape)} and "
             f"dtype {tensor.dtype}; {shape} and torch.float32 are needed"
         )
     if not bool(torch.isfinite(tensor).all()):
         raise ConfigurationError(
-            f"the network of {name} returns {what} that are not finite for an observation of zeros"
+            f"the network of {name} returns {head!r} with values that are not finite for an observation of zeros"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -14,7 +14,15 @@ from typing_extensions import override
 
 from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.distributions import constant_deviations, with_deviations
-from rlsrl.policies.networks import Observation, num_choices, orthogonal
+from rlsrl.policies.networks import (
+    ACTION_VALUES_HEAD,
+    POLICY_HEAD,
+    VALUE_HEAD,
+    Heads,
+    Observation,
+    num_choices,
+    orthogonal,
+)
 from rlsrl.runtime.errors import ConfigurationError
 
 SMALLEST_IMAGE = 36
@@ -83,8 +91,8 @@ class NatureCnn(nn.Module, ABC):
         return observation[self._path].to(dtype, memory_format=torch.channels_last).div_(255.0)
 
 
-class NatureCnnActorCritic(NatureCnn):
-    """Policy and value on the body; gain 0.01 before the logits or means, 1 before the value.
+class NatureCnnPolicy(NatureCnn):
+    """Logits and means of actions on the body; gain 0.01 before them.
 
     The deviations of continuous actions are parameters that do not depend on the observation. They start at 1.
     """
@@ -97,17 +105,32 @@ class NatureCnnActorCritic(NatureCnn):
         self._action = env_spec.action
         self.actor = orthogonal(nn.Linear(hidden_size, self._action.num_outputs), 0.01)
         self.log_std = constant_deviations(self._action)
-        self.critic = orthogonal(nn.Linear(hidden_size, 1), 1.0)
 
     @override
-    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Return distribution parameters [N, A] and values [N]."""
-        features = self.features(observation)
-        return self.of_actions(features), self.critic(features).squeeze(-1)
+    def forward(self, observation: Observation) -> Heads:
+        """Return ``policy`` [N, A]."""
+        return {POLICY_HEAD: self.of_actions(self.features(observation))}
 
     @override
     def of_actions(self, features: Tensor) -> Tensor:
         return with_deviations(self._action.parts, self.actor(features), self.log_std)
+
+
+class NatureCnnActorCritic(NatureCnnPolicy):
+    """Policy and value on the body; gain 1 before the value."""
+
+    def __init__(
+        self, env_spec: EnvSpec, *, hidden_size: int = 512, precision: Literal["float32", "bfloat16"] = "float32"
+    ) -> None:
+        """Fit the image and the actions of ``env_spec``: see ``NatureCnn``."""
+        super().__init__(env_spec, hidden_size=hidden_size, precision=precision)
+        self.critic = orthogonal(nn.Linear(hidden_size, 1), 1.0)
+
+    @override
+    def forward(self, observation: Observation) -> Heads:
+        """Return ``policy`` [N, A] and ``value`` [N]."""
+        features = self.features(observation)
+        return {POLICY_HEAD: self.of_actions(features), VALUE_HEAD: self.critic(features).squeeze(-1)}
 
 
 class NatureCnnActionValues(NatureCnn):
@@ -126,9 +149,9 @@ class NatureCnnActionValues(NatureCnn):
         self.q = orthogonal(nn.Linear(hidden_size, num_actions), 1.0)
 
     @override
-    def forward(self, observation: Observation) -> Mapping[str, Tensor]:
-        """Return the values of actions as ``q`` [N, A]."""
-        return {"q": self.of_actions(self.features(observation))}
+    def forward(self, observation: Observation) -> Heads:
+        """Return the values of actions, ``q`` [N, A]."""
+        return {ACTION_VALUES_HEAD: self.of_actions(self.features(observation))}
 
     @override
     def of_actions(self, features: Tensor) -> Tensor:

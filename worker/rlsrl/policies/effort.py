@@ -21,7 +21,7 @@ class NetworkEffort:
     num_weights: int
     """Values of the flat vector."""
     forward_macs: float
-    """Multiply-adds of a whole forward pass, policy and value."""
+    """Multiply-adds of a whole forward pass, with all heads."""
     acting_macs: float
     """Multiply-adds of acting: fewer than ``forward_macs`` if the actor is exported without the value."""
     exported: bool
@@ -46,7 +46,7 @@ def network_effort(policy: TorchPolicy) -> NetworkEffort:
     }
     vector = torch.from_numpy(policy.parameters(INITIAL).vector.copy())
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        (policy.pure.action_values if policy.has_values else policy.pure)(vector, observation)
+        policy.pure(vector, observation)
     forward = counter.get_total_flops() / 2 / _ROWS
     exported = policy.export()
     dense = None if exported is None else sum(layer.in_size * layer.out_size for layer in exported.layers)

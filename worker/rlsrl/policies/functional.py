@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from rlsrl.policies.flat import FlatLayout
-from rlsrl.policies.networks import Observation, PreferredLayoutNetwork
+from rlsrl.policies.networks import Heads, Observation, PreferredLayoutNetwork
 
 
 class PureNetwork:
-    """Computes ``(vector, observation) -> (distribution parameters, value)`` by an ``nn.Module``.
+    """Computes ``(vector, observation) -> heads`` by an ``nn.Module`` (``networks.PolicyNetwork``).
 
     It does what ``torch.func.functional_call`` does, for one module and one layout, without resolving names at each
     call: that costs more than a small network's forward. A call changes the module and restores it afterwards. So one
@@ -29,24 +27,15 @@ class PureNetwork:
             if parameter is not None
         ]
 
-    def __call__(self, vector: Tensor, observation: Observation) -> tuple[Tensor, Tensor]:
+    def __call__(self, vector: Tensor, observation: Observation) -> Heads:
         """Evaluate the network with these parameters, [num_parameters]. Gradients flow into the vector."""
-        distribution, value = self._evaluated(vector, observation)
-        return distribution, value
-
-    def action_values(self, vector: Tensor, observation: Observation) -> Tensor:
-        """Evaluate a network that values actions with these parameters, [num_parameters] -> [N, A], as ``__call__``."""
-        values: Tensor = self._evaluated(vector, observation)["q"]
-        return values
-
-    def _evaluated(self, vector: Tensor, observation: Observation) -> Any:
-        """Return what ``forward`` returns with these parameters."""
         parts = self.layout.split(vector)
         own = [holder[name] for holder, name, _ in self._places]
         try:
             for holder, name, place in self._places:
                 holder[name] = parts[place]  # type: ignore[assignment]  # a view stands in for the nn.Parameter
-            return self._network(observation)
+            heads: Heads = self._network(observation)
+            return heads
         finally:
             for (holder, name, _), parameter in zip(self._places, own, strict=True):
                 holder[name] = parameter

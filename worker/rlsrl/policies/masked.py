@@ -6,16 +6,15 @@ log-probabilities, entropies, a policy worker's answer) works without knowing of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from rlsrl.policies.exported import MASKED_LOGIT, ExportedActor, GaussianHead
 from rlsrl.policies.flat import FlatLayout
-from rlsrl.policies.networks import ExportableNetwork, Observation, PreferredLayoutNetwork, acting_output
+from rlsrl.policies.networks import ExportableNetwork, Heads, Observation, PreferredLayoutNetwork, acting_head
 
 
 class MaskedNetwork(nn.Module):
@@ -31,11 +30,11 @@ class MaskedNetwork(nn.Module):
         self._mask = mask
 
     @override
-    def forward(self, observation: Observation) -> tuple[Tensor, Tensor] | Mapping[str, Tensor]:
-        """Return logits [N, A] and values [N], or the values of actions as ``q`` [N, A]."""
-        outputs = self.network(self._features(observation))
-        masked = torch.where(observation[self._mask] != 0, acting_output(outputs), MASKED_LOGIT)
-        return {**outputs, "q": masked} if isinstance(outputs, Mapping) else (masked, outputs[1])
+    def forward(self, observation: Observation) -> Heads:
+        """Return the network's heads, the acting one masked."""
+        heads: Heads = self.network(self._features(observation))
+        acting = acting_head(heads)
+        return {**heads, acting: torch.where(observation[self._mask] != 0, heads[acting], MASKED_LOGIT)}
 
     def to_preferred_layout(self, observation: Observation) -> Observation:
         """Return the arrays in the layout that the network prefers; the mask keeps its own."""

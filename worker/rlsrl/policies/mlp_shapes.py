@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from rlsrl.api.spec import NetworkOutputs
 from rlsrl.data.specs import EnvSpec
 
 
 def mlp_shapes(
-    env_spec: EnvSpec, hidden_sizes: Sequence[int], *, has_values: bool = False, layer_norm: bool = False
+    env_spec: EnvSpec,
+    hidden_sizes: Sequence[int],
+    *,
+    outputs: NetworkOutputs = "policyAndValue",
+    layer_norm: bool = False,
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of ``networks.MlpActorCritic`` by name, in order: those of its ``FlatLayout``.
-
-    ``has_values``: of ``networks.MlpActionValues``.
-    """
+    """Return the shapes of the ``mlp`` network with these outputs by name, in order: those of its ``FlatLayout``."""
     action = env_spec.action
     num_features = sum(spec.num_features for spec in env_spec.unmasked.observation.values())
     shapes: dict[str, tuple[int, ...]] = {"log_std": (action.num_deviations,)} if action.num_deviations else {}
-    towers = (("q", action.num_outputs),) if has_values else (("actor", action.num_outputs), ("critic", 1))
+    towers = [("q" if outputs == "actionValues" else "actor", action.num_outputs)]
+    if outputs == "policyAndValue":
+        towers.append(("critic", 1))
     stride = 3 if layer_norm else 2  # an activation stands between two layers, and maybe a normalisation
     for tower, num_outputs in towers:
         for number, (num_inputs, num_units) in enumerate(pairwise([num_features, *hidden_sizes, num_outputs])):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from rlsrl.api.spec import NetworkOutputs
 from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.policies.distributions import constant_deviations, with_deviations
 from rlsrl.policies.export import export_dense
@@ -23,20 +24,35 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 Observation = Mapping[str, Tensor]
 """Observation arrays by path, each [N, *shape]: ``"observation"``, or ``"observation/<key>"`` for a Dict or Tuple."""
+Heads = Mapping[str, Tensor]
+"""A network's outputs by the names of its heads."""
+
+POLICY_HEAD, VALUE_HEAD, ACTION_VALUES_HEAD = "policy", "value", "q"
+HEADS: Mapping[NetworkOutputs, tuple[str, ...]] = {
+    "policy": (POLICY_HEAD,),
+    "policyAndValue": (POLICY_HEAD, VALUE_HEAD),
+    "actionValues": (ACTION_VALUES_HEAD,),
+}
+"""The heads that a network must have, by what its algorithm needs."""
 
 
-class ActorCritic(Protocol):
+class PolicyNetwork(Protocol):
     """The protocol of every network: an ``nn.Module`` with this ``forward``.
 
     Name your own network's factory as ``module:attr``: a callable ``(env_spec: EnvSpec, **kwargs) -> nn.Module``.
     """
 
-    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Return distribution parameters [N, A] and values [N].
+    def forward(self, observation: Observation) -> Heads:
+        """Return the heads that the algorithm needs, and any others: ``policy`` [N, A], ``value`` [N], ``q`` [N, A].
 
-        Discrete actions: the logits of the A choices. Continuous actions, vectors of A / 2: the means, then the
-        logarithms of the standard deviations. Joint actions: the parameters of each of ``env_spec.action.parts``, one
-        part after the other. Observations have the environment's dtype, or float32 if they are normalised. Categories
+        ``policy`` has the parameters of the action distribution. Discrete actions: the logits of the A choices.
+        Continuous actions, vectors of A / 2: the means, then the logarithms of the standard deviations. Joint actions:
+        the parameters of each of ``env_spec.action.parts``, one part after the other.
+
+        ``value`` is the observation's. ``q`` has the value of each of the A choices of a discrete action. A network
+        with that head has no ``policy``.
+
+        Observations have the environment's dtype, or float32 if they are normalised. Categories
         (``ArraySpec.categories``) come as integers; ``FlattenObservation`` makes them one-hot. The function is pure: it
         keeps nothing between calls and draws nothing.
 
@@ -45,19 +61,14 @@ class ActorCritic(Protocol):
         """
 
 
-class ActionValueNetwork(Protocol):
-    """The protocol of a network for algorithms that value actions: an ``nn.Module`` with this ``forward``.
-
-    All else that ``ActorCritic`` says holds here, too.
-    """
-
-    def forward(self, observation: Observation) -> Mapping[str, Tensor]:
-        """Return ``{"q": values}``: the value of each of the A choices of a discrete action, [N, A]."""
+def acting_head(heads: Heads) -> str:
+    """Return the name of the head by which actors choose, [N, A]: distribution parameters, or values of actions."""
+    return POLICY_HEAD if POLICY_HEAD in heads else ACTION_VALUES_HEAD
 
 
-def acting_output(outputs: tuple[Tensor, Tensor] | Mapping[str, Tensor]) -> Tensor:
-    """Return what a network's ``forward`` says of actions, [N, A]: distribution parameters, or values."""
-    return outputs["q"] if isinstance(outputs, Mapping) else outputs[0]
+def acting_output(heads: Heads) -> Tensor:
+    """Return the output of the acting head, [N, A]."""
+    return heads[acting_head(heads)]
 
 
 @runtime_checkable
@@ -73,7 +84,7 @@ class ActingNetwork(Protocol):
     """A network that acts in less time than a whole forward pass, once it has prepared its weights. Optional."""
 
     def prepared_actor(self) -> Callable[[Observation], Tensor]:
-        """Return a function to ``acting_output`` of ``forward``, [N, A], bit for bit, with the present weights."""
+        """Return a function to the acting head of ``forward``, [N, A], bit for bit, with the present weights."""
 
 
 @runtime_checkable
@@ -103,12 +114,12 @@ class Tanh(nn.Tanh):
 ACTIVATION_MODULES = {"tanh": Tanh, "relu": nn.ReLU}
 
 
-class MlpActorCritic(nn.Module):
-    """Two towers of dense layers over the flattened observation: logits and means of actions, and the value.
+class MlpPolicy(nn.Module):
+    """A tower of dense layers over the flattened observation: logits and means of actions.
 
     ``layer_norm`` normalises hidden layers before their activation. Orthogonal weights (gain sqrt(2); 0.01 before the
-    logits or means, 1 before the value) and zero biases, as in PPO's reference implementations. The deviations of
-    continuous actions are parameters that do not depend on the observation. They start at 1.
+    logits or means) and zero biases, as in PPO's reference implementations. The deviations of continuous actions are
+    parameters that do not depend on the observation. They start at 1.
     """
 
     def __init__(
@@ -126,14 +137,15 @@ class MlpActorCritic(nn.Module):
         self._action = env_spec.action
         self.actor = _tower(sizes, self._action.num_outputs, activation, head_gain=0.01, layer_norm=layer_norm)
         self.log_std = constant_deviations(self._action)
-        self.critic = _tower(sizes, 1, activation, head_gain=1.0, layer_norm=layer_norm)
 
     @override
-    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Return distribution parameters [N, A] and values [N]."""
-        features = self.flatten(observation)
-        distribution = with_deviations(self._action.parts, self.actor(features), self.log_std)
-        return distribution, self.critic(features).squeeze(-1)
+    def forward(self, observation: Observation) -> Heads:
+        """Return ``policy`` [N, A]."""
+        return {POLICY_HEAD: self.distribution(self.flatten(observation))}
+
+    def distribution(self, features: Tensor) -> Tensor:
+        """Return distribution parameters [N, A] for flattened observations [N, features]."""
+        return with_deviations(self._action.parts, self.actor(features), self.log_std)
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor:
         """Return the actor tower in its exported form."""
@@ -141,10 +153,32 @@ class MlpActorCritic(nn.Module):
         return export_dense(self.actor, "actor", layout, self._specs, log_std=log_std, action=self._action)
 
 
+class MlpActorCritic(MlpPolicy):
+    """``MlpPolicy`` and a second tower for the value, with gain 1 before it."""
+
+    def __init__(
+        self,
+        env_spec: EnvSpec,
+        *,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: Literal["tanh", "relu"] = "tanh",
+        layer_norm: bool = False,
+    ) -> None:
+        super().__init__(env_spec, hidden_sizes=hidden_sizes, activation=activation, layer_norm=layer_norm)
+        sizes = [self.flatten.num_features, *hidden_sizes]
+        self.critic = _tower(sizes, 1, activation, head_gain=1.0, layer_norm=layer_norm)
+
+    @override
+    def forward(self, observation: Observation) -> Heads:
+        """Return ``policy`` [N, A] and ``value`` [N]."""
+        features = self.flatten(observation)
+        return {POLICY_HEAD: self.distribution(features), VALUE_HEAD: self.critic(features).squeeze(-1)}
+
+
 class MlpActionValues(nn.Module):
     """A tower of dense layers over the flattened observation: the value of each action.
 
-    Weights start as those of ``MlpActorCritic``, with gain 1 before the values.
+    Weights start as those of ``MlpPolicy``, with gain 1 before the values.
     """
 
     def __init__(
@@ -168,9 +202,9 @@ class MlpActionValues(nn.Module):
         self.q = _tower(sizes, num_actions, activation, head_gain=1.0, layer_norm=layer_norm)
 
     @override
-    def forward(self, observation: Observation) -> Mapping[str, Tensor]:
-        """Return the values of actions as ``q`` [N, A]."""
-        return {"q": self.q(self.flatten(observation))}
+    def forward(self, observation: Observation) -> Heads:
+        """Return the values of actions, ``q`` [N, A]."""
+        return {ACTION_VALUES_HEAD: self.q(self.flatten(observation))}
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor:
         """Return the tower in its exported form."""

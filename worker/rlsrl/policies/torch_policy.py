@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from typing_extensions import override
 
+from rlsrl.api.spec import NetworkOutputs
 from rlsrl.data.inference import RolloutRequest, RolloutResult, batch_observations, split_results
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
@@ -31,10 +32,9 @@ class TorchPolicy(Policy):
     It takes the network over: the network's parameters become views of one vector, on the network's device.
     """
 
-    def __init__(self, network: nn.Module, env_spec: EnvSpec, *, has_values: bool = False) -> None:
-        """``has_values``: the network values actions, and the policy is epsilon-greedy."""
-        self.has_values = has_values
-        """Whether the network values actions (``networks.ActionValueNetwork``)."""
+    def __init__(self, network: nn.Module, env_spec: EnvSpec, *, outputs: NetworkOutputs = "policyAndValue") -> None:
+        """If the network's ``outputs`` are the values of actions, the policy is epsilon-greedy."""
+        self._has_values = outputs == "actionValues"
         self.env_spec = env_spec
         """The spec of the environments that the policy acts in."""
         self.pure = PureNetwork(network)
@@ -83,7 +83,7 @@ class TorchPolicy(Policy):
     def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
         distribution = self.network_output(requests)
         assert self._version is not None, "loaded"
-        if self.has_values:
+        if self._has_values:
             distribution = distribution.copy()
             values_to_logits(distribution.T, self._epsilon)
         return split_results(requests, distribution, self._version)

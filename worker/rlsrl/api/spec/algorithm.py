@@ -16,9 +16,9 @@ from typing_extensions import override
 from rlsrl.api.model import INTEGRAL, LIVE, REFUSE, Arguments, Model
 from rlsrl.api.spec.scalars import Attribute, Count
 
-NetworkOutputs = Literal["policyAndValue", "actionValues"]
-"""What a network computes for an observation: parameters of the action distribution and a value, or a value for each
-action. A policy of the latter takes the best action, or with a probability any."""
+NetworkOutputs = Literal["policy", "policyAndValue", "actionValues"]
+"""What a network computes for an observation: parameters of the action distribution, these and the observation's value,
+or a value for each action. A policy of the last kind takes the best action, or with a probability any."""
 
 
 class LinearScheduleSpec(Model):
@@ -208,7 +208,8 @@ class AlgorithmNeeds(Model):
     epochs: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
     """Passes over each batch."""
     outputs: NetworkOutputs = "policyAndValue"
-    """What the network computes: ``policyAndValue``, or ``actionValues``, with which actors choose by epsilon."""
+    """What the network computes: ``policy``, ``policyAndValue``, or ``actionValues``, with which actors choose by
+    epsilon."""
 
 
 class CustomAlgorithmSpec(AlgorithmSettings):

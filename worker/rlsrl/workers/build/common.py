@@ -131,25 +131,26 @@ def torch_policy(
         ConfigurationError: the user's own network cannot be made, or its outputs do not fit.
     """
     from rlsrl.policies.build import build_network
-    from rlsrl.policies.cnn import NatureCnnActionValues, NatureCnnActorCritic
+    from rlsrl.policies.cnn import NatureCnnActionValues, NatureCnnActorCritic, NatureCnnPolicy
     from rlsrl.policies.device import CPU
-    from rlsrl.policies.networks import MlpActionValues, MlpActorCritic
+    from rlsrl.policies.networks import MlpActionValues, MlpActorCritic, MlpPolicy
     from rlsrl.policies.torch_policy import TorchPolicy
     from rlsrl.runtime.references import load_callable
 
     factory: Callable[..., Any]
     kwargs: Mapping[str, Any]
-    has_values = outputs == "actionValues"
+    cnns = {"policy": NatureCnnPolicy, "policyAndValue": NatureCnnActorCritic, "actionValues": NatureCnnActionValues}
+    mlps = {"policy": MlpPolicy, "policyAndValue": MlpActorCritic, "actionValues": MlpActionValues}
     if network.custom is not None:
         factory = load_callable(network.custom.factory, where="network factory")
         kwargs = network.custom.kwargs
     elif network.cnn is not None:
-        factory = NatureCnnActionValues if has_values else NatureCnnActorCritic
+        factory = cnns[outputs]
         kwargs = network.cnn.model_dump()
     else:
         assert network.mlp is not None, "validation leaves exactly one"
-        factory = MlpActionValues if has_values else MlpActorCritic
+        factory = mlps[outputs]
         kwargs = network.mlp.model_dump()
     network_seed, on = derived_seed(seed, "network"), CPU if device is None else device
-    module = build_network(factory, env_spec, kwargs, seed=network_seed, device=on, has_values=has_values)
-    return TorchPolicy(module, env_spec, has_values=has_values)
+    module = build_network(factory, env_spec, kwargs, seed=network_seed, device=on, outputs=outputs)
+    return TorchPolicy(module, env_spec, outputs=outputs)

@@ -168,8 +168,7 @@ def _network_shapes(plan: EvaluationPlan, env_spec: EnvSpec) -> Mapping[str, tup
     """Return the shapes of the network's parameters by name. Without torch for ``mlp``: its evaluators may lack it."""
     if plan.network.mlp is not None:
         mlp = plan.network.mlp
-        has_values = plan.outputs == "actionValues"
-        return mlp_shapes(env_spec, mlp.hidden_sizes, has_values=has_values, layer_norm=mlp.layer_norm)
+        return mlp_shapes(env_spec, mlp.hidden_sizes, outputs=plan.outputs, layer_norm=mlp.layer_norm)
     return torch_policy(plan.network, env_spec, outputs=plan.outputs, seed=plan.network_seed).layout.shapes
 
 
