@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributions import Categorical
 
+from rlsrl.algorithms.adam import Adam
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.ppo import Ppo
 from rlsrl.data.random_slots import random_slot
@@ -58,7 +59,7 @@ def make_learner(policy: TorchPolicy) -> Learner:
         normalize_advantages=True,
     )
     initial = policy.parameters(Version(1, 0))
-    return Learner(ppo, initial, learning_rate=2.5e-4, adam_epsilon=1e-5, max_gradient_norm=0.5, seed=0)
+    return Learner(ppo, initial, learning_rate=2.5e-4, optimizer=Adam(epsilon=1e-5, max_gradient_norm=0.5), seed=0)
 
 
 def plain_update(network: nn.Module, optimizer: torch.optim.Optimizer, slots: Arrays) -> None:

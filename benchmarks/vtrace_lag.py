@@ -27,10 +27,10 @@ import numpy as np
 from learning_verdicts import ratio_of_medians
 from machine import REPOSITORY
 from results import FOLDER, log, write
-from torch import Tensor
 from typing_extensions import override
 
-from rlsrl.algorithms.base import Batch, Evaluate, Reduce
+from rlsrl.algorithms.adam import Adam
+from rlsrl.algorithms.base import Batch, Evaluate, Reduce, Tensors
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.vtrace import Vtrace, coefficients
@@ -76,8 +76,8 @@ class Uncorrected(Vtrace):
     """The same loss as if the policy in training had acted: all importance weights are 1."""
 
     @override
-    def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
-        def noted(params: Tensor, rows: Any) -> Any:
+    def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
+        def noted(params: Tensors, rows: Any) -> Any:
             outputs = evaluate(params, rows)
             steps = slots["behavior_log_prob"]
             steps[...] = to_host(outputs["log_prob"]).reshape(len(steps) + 1, -1)[:-1]
@@ -132,8 +132,7 @@ def _learner(spec: ExperimentSpec, settings: VtraceSpec, policy: TorchPolicy, va
         algorithm,
         policy.parameters(Version(1, 0)),
         learning_rate=settings.learning_rate,
-        adam_epsilon=settings.adam_epsilon,
-        max_gradient_norm=settings.max_gradient_norm,
+        optimizer=Adam(epsilon=settings.adam_epsilon, max_gradient_norm=settings.max_gradient_norm),
         seed=seed,
         normalizer=Normalizer(rewards=settings.normalize_rewards),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rlsrl.algorithms.adam import Adam
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.ppo import Ppo
 from rlsrl.data.random_slots import random_slot
@@ -78,7 +79,11 @@ def trained() -> tuple[list[dict[str, float]], np.ndarray]:
     )
     initial = Parameters(version=Version(1, 0), vector=vector, layout=policy.layout.digest)
     learner = Learner(
-        ppo, initial, learning_rate=SETTINGS["learning_rate"], adam_epsilon=1e-5, max_gradient_norm=0.5, seed=1
+        ppo,
+        initial,
+        learning_rate=SETTINGS["learning_rate"],
+        optimizer=Adam(epsilon=1e-5, max_gradient_norm=0.5),
+        seed=1,
     )
     slots = [random_slot(env_spec, num_steps=8, num_lanes=4, rng=rng) for _ in range(3)]
     metrics = [dict(learner.step(slot.arrays).metrics) for slot in slots]

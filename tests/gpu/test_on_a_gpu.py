@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from rlsrl.algorithms.base import one_rank
+from rlsrl.algorithms.adam import Adam
+from rlsrl.algorithms.base import POLICY, one_rank
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.ppo import Ppo
 from rlsrl.data.inference import RolloutRequest
@@ -78,9 +79,9 @@ def learner_of(kind: str, device: torch.device, initial: Parameters | None = Non
         normalize_advantages=True,
     )
     initial = initial or policy.parameters(Version(1, 0))
-    bounds = {"adam_epsilon": 1e-5, "max_gradient_norm": 0.5}
-    learner = Learner(ppo, initial, learning_rate=1e-3, seed=3, device=device, **bounds)
-    own = [learner._params, *vars(learner._adam).values()]
+    optimizer = Adam(epsilon=1e-5, max_gradient_norm=0.5)
+    learner = Learner(ppo, initial, learning_rate=1e-3, optimizer=optimizer, seed=3, device=device)
+    own = [learner._params[POLICY], *vars(learner._adam[POLICY]).values()]
     assert {tensor.device for tensor in own} == {device}
     rows = ppo.prepare(learner._params, slots_of(kind, 0), one_rank, ppo.evaluate).rows
     assert {tensor.device for tensor in rows.values()} == {device}

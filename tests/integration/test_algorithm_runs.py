@@ -1,6 +1,6 @@
-"""Real runs with other algorithms than PPO: V-trace, PQN, and one from outside the package.
+"""Real runs with other algorithms than PPO: V-trace, PQN, and two from outside the package.
 
-That is the REINFORCE that ``rlsrl init --algorithm`` writes.
+These are the REINFORCE that ``rlsrl init --algorithm`` writes, and one with a critic that actors never get.
 """
 
 from __future__ import annotations
@@ -32,11 +32,17 @@ spec:
   pacing: {maxPolicyLag: 0}
   stop: {returnMean: 475, envSteps: 3000000}
 """
+CRITIC_APART_FACTORY = "rlsrl.testing.actor_and_critic:ActorAndCritic"
+CRITIC_APART = REINFORCE.replace("my_algorithm:MyAlgorithm", CRITIC_APART_FACTORY).replace(
+    "      kwargs: {value_coefficient: 0.5}\n      needs: {minibatchSize: 512}\n",
+    "      kwargs: {critic_learning_rate: 0.003}\n      needs: {minibatchSize: 512, outputs: policy}\n",
+)
 EXAMPLES = Path(__file__).parents[2] / "examples"
 VTRACE = (EXAMPLES / "cartpole-vtrace.yaml").read_text()
 PQN = (EXAMPLES / "cartpole-pqn.yaml").read_text().replace("  stop:\n", "  stop:\n    returnMean: 475\n")
 EXPERIMENTS = {
     "REINFORCE": REINFORCE,
+    "critic apart": CRITIC_APART,
     "V-trace": VTRACE.replace("name: cartpole-vtrace", "name: live"),
     "PQN": PQN.replace("name: cartpole-pqn", "name: live"),
 }
@@ -48,6 +54,9 @@ WAYS = {
 }
 BLOCKS = {
     "REINFORCE": "custom: {{factory: my_algorithm:MyAlgorithm, needs: {{minibatchSize: 256}}}}",
+    "critic apart": (
+        f"custom: {{{{factory: {CRITIC_APART_FACTORY}, needs: {{{{minibatchSize: 256, outputs: policy}}}}}}}}"
+    ),
     "V-trace": "vtrace: {{minibatchSize: 256}}",
     "PQN": "pqn: {{epochs: 2, minibatchSize: 256}}",
 }

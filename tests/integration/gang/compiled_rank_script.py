@@ -7,23 +7,30 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rank_script import batches, lanes_of, learner_of
+from rank_script import batches, everything, lanes_of, learner_of
 
 from rlsrl.algorithms.base import Tensors
-from rlsrl.algorithms.ppo import Ppo
+from rlsrl.algorithms.evaluation import evaluated_in_parts
+from rlsrl.algorithms.learner import Learner
 from rlsrl.data.version import Version
 from rlsrl.workers.gang import Gang, ProcessGroupGang
 
 
-class CountingPpo(Ppo):
-    """Counts the eager evaluations of its network."""
+class Counting:
+    """Counts a learner's eager evaluations of the network."""
 
-    num_evaluations = 0
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+        self.number = 0
+        evaluate = learner._algorithm.evaluate
 
-    def evaluate(self, params: torch.Tensor, rows: Tensors) -> Tensors:
-        if not torch.compiler.is_compiling():
-            CountingPpo.num_evaluations += 1
-        return super().evaluate(params, rows)
+        def counted(params: Tensors, rows: Tensors) -> Tensors:
+            if not torch.compiler.is_compiling():
+                self.number += 1
+            return evaluate(params, rows)
+
+        learner._algorithm.evaluate = counted  # type: ignore[method-assign]
+        learner._evaluate = evaluated_in_parts(counted)
 
 
 def zeros_like(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -32,38 +39,37 @@ def zeros_like(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return zeros
 
 
-def trained(gang: Gang) -> dict[str, np.ndarray]:
-    eager, compiled = learner_of(gang, kind=CountingPpo), learner_of(gang, kind=CountingPpo)
+def trained(gang: Gang, kind: str) -> dict[str, np.ndarray]:
+    eager, compiled = Counting(learner_of(gang, kind)), Counting(learner_of(gang, kind))
     results = {}
     for step, arrays in enumerate(batches(poison=2)):
         mine = lanes_of(arrays, gang.rank, gang.size)
         if step == 0:
             assert "torch._dynamo" not in sys.modules
-            eager.step(mine)  # as before a switch during a run
-            eager = learner_of(gang, kind=CountingPpo)
-            compiled.compile(zeros_like(mine))
-            compiled.use_compiled()
+            eager.learner.step(mine)  # as before a switch during a run
+            eager = Counting(learner_of(gang, kind))
+            compiled.learner.compile(zeros_like(mine))
+            compiled.learner.use_compiled()
             torch.compiler.set_stance("fail_on_recompile")
-        before = CountingPpo.num_evaluations
-        results[f"skipped-{step}"] = np.array([learner.step(mine).skipped for learner in (eager, compiled)])
-        results[f"evaluations-{step}"] = np.array(CountingPpo.num_evaluations - before)
-        results[f"eager-{step}"] = eager.parameters(Version(1, 1)).vector
-        results[f"compiled-{step}"] = compiled.parameters(Version(1, 1)).vector
-        following = learner_of(gang, kind=CountingPpo, initial=compiled.parameters(Version(1, 1)))
-        following.load_state_dict(*compiled.state_dict())
-        eager = following
+        before = eager.number + compiled.number
+        results[f"skipped-{step}"] = np.array([each.learner.step(mine).skipped for each in (eager, compiled)])
+        results[f"evaluations-{step}"] = np.array(eager.number + compiled.number - before)
+        for name, each in (("eager", eager), ("compiled", compiled)):
+            results |= {f"{name}-{step}-{path}": array for path, array in everything(each.learner).items()}
+        eager = Counting(learner_of(gang, kind, initial=compiled.learner.parameters(Version(1, 1))))
+        eager.learner.load_state_dict(*compiled.learner.state_dict())
     return results
 
 
-def main(out: Path, backend: str) -> None:
+def main(out: Path, backend: str, kind: str) -> None:
     torch.set_num_threads(1)
     gang: Gang = ProcessGroupGang(timeout_seconds=60)
     if backend != "inductor":
         torch.compile = partial(torch.compile, backend=backend)
-    np.savez(out / f"rank-{gang.rank}.npz", **trained(gang))
+    np.savez(out / f"rank-{gang.rank}.npz", **trained(gang, kind))
     gang.close()
     os._exit(0)  # as a worker does: gloo's threads may abort an interpreter that ends slowly
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -3,30 +3,50 @@
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from rlsrl.algorithms.adam import Adam
+from rlsrl.algorithms.base import Algorithm
+from rlsrl.algorithms.custom import Setup
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.ppo import Ppo
+from rlsrl.api.spec import AlgorithmNeeds, CustomAlgorithmSpec, NetworkOutputs
 from rlsrl.data.random_slots import random_slot
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.build import build_network
-from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.build import build_network, seeded
+from rlsrl.policies.networks import MlpActorCritic, MlpPolicy
 from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.testing.actor_and_critic import ActorAndCritic
 from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 
 STEPS, LANES, TRAIN_STEPS = 8, 4, 5
 
 
-def learner_of(gang: Gang, initial: Parameters | None = None, kind: type[Ppo] = Ppo) -> Learner:
+def learner_of(gang: Gang, kind: str, initial: Parameters | None = None) -> Learner:
     """Make the same learner on every rank. The whole batch is the one minibatch, so order does not matter."""
     env_spec = discrete_env_spec()
-    policy = TorchPolicy(build_network(MlpActorCritic, env_spec, {}, seed=1), env_spec)
-    algorithm = kind(
+    network, outputs, algorithm_of = KINDS[kind]
+    policy = TorchPolicy(build_network(network, env_spec, {}, seed=1, outputs=outputs), env_spec, outputs=outputs)
+    return Learner(
+        algorithm_of(policy, gang.size),
+        initial or policy.parameters(Version(1, 0)),
+        learning_rate=1e-3,
+        optimizer=Adam(epsilon=1e-5, max_gradient_norm=0.5),
+        seed=3,
+        reduce=gang.reduce,
+        parallel=gang.size > 1,
+    )
+
+
+def ppo_of(policy: TorchPolicy, num_ranks: int) -> Algorithm:
+    return Ppo(
         policy,
         discount=0.99,
         gae_lambda=0.95,
@@ -35,19 +55,28 @@ def learner_of(gang: Gang, initial: Parameters | None = None, kind: type[Ppo] = 
         entropy_coefficient=0.01,
         value_coefficient=0.5,
         epochs=4,
-        minibatch_size=STEPS * LANES // gang.size,
+        minibatch_size=STEPS * LANES // num_ranks,
         normalize_advantages=True,
     )
-    return Learner(
-        algorithm,
-        initial or policy.parameters(Version(1, 0)),
-        learning_rate=1e-3,
-        adam_epsilon=1e-5,
-        max_gradient_norm=0.5,
-        seed=3,
-        reduce=gang.reduce,
-        parallel=gang.size > 1,
-    )
+
+
+def two_groups_of(policy: TorchPolicy, num_ranks: int) -> Algorithm:
+    needs = AlgorithmNeeds(minibatch_size=STEPS * LANES, epochs=4, outputs="policy")
+    settings = CustomAlgorithmSpec(factory="rlsrl.testing.actor_and_critic:ActorAndCritic", needs=needs)
+    with seeded(1):
+        return ActorAndCritic(Setup(policy=policy, settings=settings, num_ranks=num_ranks))
+
+
+KINDS: dict[str, tuple[Any, NetworkOutputs, Callable[[TorchPolicy, int], Algorithm]]] = {
+    "ppo": (MlpActorCritic, "policyAndValue", ppo_of),
+    "two groups": (MlpPolicy, "policy", two_groups_of),
+}
+
+
+def everything(learner: Learner) -> dict[str, np.ndarray]:
+    """Return all numbers that training goes on from."""
+    arrays, _ = learner.state_dict()
+    return {**arrays, "policy": learner.parameters(Version(1, 1)).vector}
 
 
 def batches(poison: int | None) -> list[dict[str, np.ndarray]]:
@@ -66,10 +95,10 @@ def lanes_of(arrays: dict[str, np.ndarray], rank: int, size: int) -> dict[str, n
     return {name: array[:, lanes] if array.ndim > 1 else array for name, array in arrays.items()}
 
 
-def main(out: Path, poison: int | None) -> None:
+def main(out: Path, kind: str, poison: int | None) -> None:
     torch.set_num_threads(1)
     gang: Gang = ProcessGroupGang(timeout_seconds=60) if torch.distributed.is_torchelastic_launched() else SoloGang()
-    learner = learner_of(gang)
+    learner = learner_of(gang, kind)
     metrics, skipped, untrained = [], [], []
     for arrays in batches(poison):
         result = learner.step(lanes_of(arrays, gang.rank, gang.size))
@@ -77,7 +106,7 @@ def main(out: Path, poison: int | None) -> None:
         skipped.append(result.skipped)
         untrained.append(result.num_untrained)
     said = gang.agree({"rank": gang.rank, "text": "x" * (gang.rank * 10_000)})
-    np.save(out / f"vector-{gang.size}-{gang.rank}.npy", learner.parameters(Version(1, 1)).vector)
+    np.savez(out / f"arrays-{gang.size}-{gang.rank}.npz", **everything(learner))
     report = {"metrics": metrics, "skipped": skipped, "untrained": untrained}
     report["said"] = [[each["rank"], len(each["text"])] for each in said]
     (out / f"report-{gang.size}-{gang.rank}.json").write_text(json.dumps(report))
@@ -87,4 +116,4 @@ def main(out: Path, poison: int | None) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else None)

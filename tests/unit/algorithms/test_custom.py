@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from rlsrl.algorithms.base import WEIGHT, Batch, Evaluate, Reduce, Tensors
+from rlsrl.algorithms.base import POLICY, WEIGHT, Batch, Evaluate, ParameterGroup, Reduce, Tensors
 from rlsrl.algorithms.catalog import implementation_of
 from rlsrl.algorithms.check import check_algorithm
 from rlsrl.algorithms.custom import INTERFACE, CustomAlgorithm, Setup
@@ -46,7 +46,7 @@ class Mean(Template):
     """A loss that is no sum over rows."""
 
     @override
-    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+    def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         loss, metrics = super().loss(params, state, minibatch)
         return loss / len(minibatch[WEIGHT]), metrics
 
@@ -60,7 +60,7 @@ class Careless(Template):
         return dict(schedule)
 
     @override
-    def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
+    def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
         batch: Batch = super().prepare(params, slots, reduce, evaluate)
         self.mask = batch.schedule_inputs["mask"]
         reward = torch.from_numpy(slots["reward"].reshape(-1))
@@ -71,7 +71,7 @@ class Infinite(Template):
     """Its loss has no finite gradient."""
 
     @override
-    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+    def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         loss, metrics = super().loss(params, state, minibatch)
         return loss / 0.0, metrics
 
@@ -89,8 +89,8 @@ class Constant(Template):
     """Its loss does not depend on the parameters."""
 
     @override
-    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
-        return 0.0 * params.sum(), {}
+    def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+        return 0.0 * params[POLICY].sum(), {}
 
 
 class Older(Template):
@@ -104,6 +104,53 @@ class TwoPasses(Template):
         return AlgorithmNeeds(minibatch_size=64, epochs=2)
 
 
+class Lonely(Template):
+    """Has no group of the policy."""
+
+    @property
+    @override
+    def groups(self) -> dict[str, ParameterGroup]:
+        return {"critic": ParameterGroup(loss=self.loss, initial=torch.zeros(3))}
+
+
+class Unfinished(Template):
+    """Has a group whose first values or learning rate are unusable."""
+
+    def __init__(self, setup: Setup, initial: list[Any] | None = None, learning_rate: str = "learning_rate") -> None:
+        super().__init__(setup)
+        self.initial, self.learning_rate = initial, learning_rate
+
+    @property
+    @override
+    def groups(self) -> dict[str, ParameterGroup]:
+        initial = None if self.initial is None else torch.tensor(self.initial)
+        return super().groups | {
+            "critic": ParameterGroup(loss=self.loss, initial=initial, learning_rate=self.learning_rate)
+        }
+
+
+class Restarting(Template):
+    """Gives the policy's group first values."""
+
+    @property
+    @override
+    def groups(self) -> dict[str, ParameterGroup]:
+        return {POLICY: ParameterGroup(loss=self.loss, initial=torch.zeros(3))}
+
+
+class SameNames(Template):
+    """Its two groups' losses have the same metrics."""
+
+    @property
+    @override
+    def groups(self) -> dict[str, ParameterGroup]:
+        return super().groups | {"other": ParameterGroup(loss=self.other_loss, initial=torch.ones(3))}
+
+    def other_loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+        loss = params["other"].square().sum() * minibatch[WEIGHT].sum()
+        return loss, {"policy_loss": loss.detach()}
+
+
 def fails(setup: Setup) -> CustomAlgorithm:
     raise ZeroDivisionError(f"at a rate of {setup.settings.learning_rate}")
 
@@ -115,7 +162,8 @@ def nothing(setup: Setup) -> None:
 @pytest.fixture(autouse=True)
 def _module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType(MODULE)
-    for each in (Template, Mean, Careless, Infinite, Twice, Constant, Older, TwoPasses, fails, nothing):
+    checked = (Template, Mean, Careless, Infinite, Twice, Constant, SameNames)
+    for each in (*checked, Older, TwoPasses, Lonely, Unfinished, Restarting, fails, nothing):
         setattr(module, each.__name__, each)
     monkeypatch.setitem(sys.modules, MODULE, module)
 
@@ -146,6 +194,15 @@ def test_the_factory_gets_its_setup_and_arguments() -> None:
         (custom("nothing"), "returned a NoneType, not a CustomAlgorithm"),
         (custom("Older"), f"'interface' is {INTERFACE - 1}; this rlsrl has version {INTERFACE}"),
         (custom("TwoPasses"), r"algorithm.custom.needs.epochs is 1, .*TwoPasses' needs 2"),
+        (custom("Lonely"), r"'groups' has \['critic'\], and not 'policy'"),
+        (custom("Unfinished"), "group 'critic' has None in 'initial'; it needs a vector of torch.float32"),
+        (custom("Unfinished", kwargs={"initial": [1, 2]}), r"'critic' has torch.int64 \[2\] in 'initial'"),
+        (custom("Unfinished", kwargs={"initial": [[1.0]]}), r"'critic' has torch.float32 \[1, 1\] in 'initial'"),
+        (
+            custom("Unfinished", kwargs={"initial": [1.0], "learning_rate": "rate"}),
+            r"'critic' has the learning rate 'rate'; 'coefficients' adds to \['learning_rate'\]",
+        ),
+        (custom("Restarting"), "'policy' has values in 'initial'; its first values are those of a version"),
         (custom(needs={"minibatchSize": 64, "epochs": 3}), r"algorithm.custom.needs.epochs is 3, .* needs 1"),
     ],
 )
@@ -171,11 +228,12 @@ def test_correct_algorithms_pass_the_check(spec: AlgorithmSpec, env_spec: EnvSpe
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Mean", "two halves of a minibatch do not add up"),
+        ("Mean", "gradients of a minibatch's halves do not add up"),
         ("Careless", "steps that are no transitions have an influence"),
         ("Infinite", "its gradient is not finite"),
         ("Twice", r"has the shape \(2, 64\); passes and rows of a minibatch are \(1, 64\)"),
         ("Constant", "a step changes no parameter"),
+        ("SameNames", r"several groups have the metrics \['policy_loss'\]"),
     ],
 )
 def test_the_check_finds(name: str, message: str) -> None:

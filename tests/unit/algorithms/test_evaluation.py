@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from rlsrl.algorithms.base import Tensors
 from rlsrl.algorithms.evaluation import compiled_evaluation, evaluated_in_parts
 
-PARAMS = torch.tensor(3.0)
+PARAMS = {"w": torch.tensor(3.0)}
 CPU = torch.device("cpu")
 
 
@@ -17,10 +16,10 @@ class Counting:
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
-    def __call__(self, params: Tensor, rows: Tensors) -> Tensors:
+    def __call__(self, params: Tensors, rows: Tensors) -> Tensors:
         if not torch.compiler.is_compiling():
             self.sizes.append(len(rows["observation"]))
-        return {"sum": rows["observation"].sum(-1) + params, "doubled": 2 * rows["action"]}
+        return {"sum": rows["observation"].sum(-1) + params["w"], "doubled": 2 * rows["action"]}
 
 
 def rows_of(count: int) -> Tensors:
@@ -36,7 +35,7 @@ def test_many_rows_are_evaluated_in_equal_parts(numbers: int, sizes: list[int]) 
 
 
 def test_no_gradients_are_kept() -> None:
-    found = evaluated_in_parts(Counting())(PARAMS.clone().requires_grad_(), rows_of(4))
+    found = evaluated_in_parts(Counting())({"w": PARAMS["w"].clone().requires_grad_()}, rows_of(4))
     assert not found["sum"].requires_grad
 
 
@@ -47,9 +46,10 @@ def test_rows_of_another_form_are_evaluated_eagerly() -> None:
     for count, eager in ((8, []), (8, []), (5, [5]), (8, []), (3, [3])):
         evaluate.sizes.clear()
         rows = rows_of(count)
-        found = compiled(PARAMS + count, rows)
+        params = {"w": PARAMS["w"] + count}
+        found = compiled(params, rows)
         assert evaluate.sizes == eager
-        torch.testing.assert_close(found, Counting()(PARAMS + count, rows))
+        torch.testing.assert_close(found, Counting()(params, rows))
 
 
 @pytest.mark.usefixtures("tracing_only")
@@ -67,7 +67,10 @@ def test_every_part_is_evaluated_compiled() -> None:
 def test_two_compiled_evaluations_share_no_graph() -> None:
     one, other = (
         compiled_evaluation(function, CPU)
-        for function in (lambda params, rows: {"x": rows["x"] + params}, lambda params, rows: {"x": rows["x"] * params})
+        for function in (
+            lambda params, rows: {"x": rows["x"] + params["w"]},
+            lambda params, rows: {"x": rows["x"] * params["w"]},
+        )
     )
     rows = {"x": torch.arange(4.0)}
     for _ in range(2):

@@ -7,28 +7,33 @@ import textwrap
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rlsrl.algorithms.base import INDEX, WEIGHT, Tensors
+from rlsrl.algorithms.adam import Adam
+from rlsrl.algorithms.base import INDEX, POLICY, WEIGHT, Tensors, one_rank
+from rlsrl.algorithms.custom import Setup
+from rlsrl.algorithms.gradients import gathered
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.ppo import Ppo
 from rlsrl.algorithms.schedules import LinearSchedule
+from rlsrl.api.spec import AlgorithmNeeds, CustomAlgorithmSpec
 from rlsrl.data.random_slots import empty_slot, random_slot
 from rlsrl.data.slots import DISCOUNTED_RETURN, Slot, rollout_layout
 from rlsrl.data.version import Version
 from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.build import build_network
+from rlsrl.policies.build import build_network, seeded
 from rlsrl.policies.exported import LayoutMismatch
-from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.networks import MlpActorCritic, MlpPolicy
 from rlsrl.policies.numpy_policy import NumpyActor
 from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.testing.actor_and_critic import ActorAndCritic
 from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec
 
 ENV_SPEC = discrete_env_spec(num_features=4, num_actions=2)
@@ -44,7 +49,7 @@ PPO: dict[str, Any] = {
     "minibatch_size": 32,
     "normalize_advantages": True,
 }
-LEARNER: dict[str, Any] = {"learning_rate": 1e-3, "adam_epsilon": 1e-5, "max_gradient_norm": 0.5, "seed": 3}
+LEARNER: dict[str, Any] = {"learning_rate": 1e-3, "optimizer": Adam(epsilon=1e-5, max_gradient_norm=0.5), "seed": 3}
 NUM_MINIBATCHES = 2 * NUM_STEPS * NUM_LANES // 32
 
 
@@ -351,7 +356,7 @@ class Multiplying(Ppo):
 
     products: ClassVar[list[float]] = []
 
-    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+    def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         thread = threading.Thread(target=lambda: self.products.append(subnormal_product()))
         thread.start()
         thread.join()
@@ -375,15 +380,15 @@ def test_a_step_and_the_threads_that_it_starts_compute_with_zero_instead_of_subn
 class Averaging(Ppo):
     """PPO that also keeps a running mean of the parameters, as an algorithm with a target network does."""
 
-    def initial_state(self, params: Tensor) -> Tensors:
-        return {"mean": params.clone(), "count": torch.zeros((), dtype=torch.int64)}
+    def initial_state(self, params: Tensors) -> Tensors:
+        return {"mean": params[POLICY].clone(), "count": torch.zeros((), dtype=torch.int64)}
 
-    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+    def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         loss, metrics = super().loss(params, state, minibatch)
-        return loss + 0.1 * (params - state["mean"]).square().sum(), metrics
+        return loss + 0.1 * (params[POLICY] - state["mean"]).square().sum(), metrics
 
-    def update_state(self, params: Tensor, state: Tensors) -> Tensors:
-        return {"mean": torch.lerp(state["mean"], params, 0.1), "count": state["count"] + 1}
+    def update_state(self, params: Tensors, state: Tensors) -> Tensors:
+        return {"mean": torch.lerp(state["mean"], params[POLICY], 0.1), "count": state["count"] + 1}
 
 
 def test_an_algorithms_state_is_updated_and_saved() -> None:
@@ -401,6 +406,95 @@ def test_an_algorithms_state_is_updated_and_saved() -> None:
     for learner in (straight, resumed):
         learner.step(make_slots(1))
     assert everything(straight) == everything(resumed)
+
+
+def two_groups(initial: Parameters | None = None, **kwargs: Any) -> Learner:
+    """A learner whose critic is a group of its own."""
+    network = build_network(MlpPolicy, ENV_SPEC, {"hidden_sizes": (16,)}, seed=0, outputs="policy")
+    policy = TorchPolicy(network, ENV_SPEC, outputs="policy")
+    needs = AlgorithmNeeds(minibatch_size=NUM_STEPS * NUM_LANES, outputs="policy")
+    settings = CustomAlgorithmSpec(factory="rlsrl.testing.actor_and_critic:ActorAndCritic", needs=needs)
+    with seeded(0):
+        algorithm = ActorAndCritic(Setup(policy=policy, settings=settings, num_ranks=1), **kwargs)
+    return Learner(algorithm, initial or policy.parameters(Version(1, 0)), **LEARNER)
+
+
+def test_each_group_follows_its_own_loss_by_its_own_optimizer() -> None:
+    """Train the same by torch's modules and optimizers. The policy's step comes after the critic's."""
+    learner = two_groups(critic_learning_rate=0.02)
+    algorithm = cast("ActorAndCritic", learner._algorithm)
+    vectors = {name: nn.Parameter(vector.clone()) for name, vector in learner._params.items()}
+    optimizers = {
+        "critic": torch.optim.Adam([vectors["critic"]], lr=0.02, eps=1e-8),
+        "policy": torch.optim.Adam([vectors["policy"]], lr=1e-3, eps=1e-5),
+    }
+    losses, longest = (
+        {"critic": algorithm.critic_loss, "policy": algorithm.policy_loss},
+        {"critic": 10.0, "policy": 0.5},
+    )
+    state = algorithm.initial_state({name: vector.detach() for name, vector in vectors.items()})
+    for step in range(4):
+        slots = make_slots(step)
+        metrics = learner.step(slots).metrics
+        params = {name: vector.detach() for name, vector in vectors.items()}
+        batch = algorithm.prepare(params, slots, one_rank, algorithm.evaluate)
+        schedule = algorithm.schedule(batch, np.random.default_rng(0), one_rank)
+        minibatch = gathered(batch.rows, {name: tensor[0] for name, tensor in schedule.items()})
+        for name, loss in losses.items():
+            optimizers[name].zero_grad()
+            loss(vectors, state, minibatch)[0].backward()
+            norm = nn.utils.clip_grad_norm_([vectors[name]], longest[name])
+            assert metrics["gradient_norm" if name == "policy" else "critic_gradient_norm"] == pytest.approx(
+                float(norm), rel=1e-4
+            )
+            optimizers[name].step()
+        state = algorithm.update_state({name: vector.detach() for name, vector in vectors.items()}, state)
+        for name, vector in vectors.items():
+            torch.testing.assert_close(learner._params[name], vector.detach(), rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(learner._state, state, rtol=1e-4, atol=2e-6)
+    assert metrics["critic_learning_rate"] == 0.02
+
+
+def test_versions_have_the_policy_alone_and_a_saved_state_the_rest() -> None:
+    straight = two_groups()
+    first = straight._params["critic"].clone()
+    straight.step(make_slots(0))
+    assert not torch.equal(straight._params["critic"], first)
+    version = straight.parameters(Version(1, 1))
+    assert version.vector.size == straight._params["policy"].numel()
+    arrays, values = straight.state_dict()
+    assert {path.rpartition("/")[0] for path in arrays} == {
+        "optimizer",
+        "groups/critic",
+        "groups/critic/optimizer",
+        "state",
+    }
+    resumed = two_groups(version)
+    resumed.load_state_dict(arrays, json.loads(json.dumps(values)))
+    for learner in (straight, resumed):
+        learner.step(make_slots(1))
+    assert everything(straight) == everything(resumed)
+
+
+@pytest.mark.parametrize(
+    ("bad", "unchanged"), [("critic_loss", {"critic", "policy", "target"}), ("policy_loss", {"policy", "target"})]
+)
+def test_no_group_is_updated_after_one_that_was_not(
+    bad: str, unchanged: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = getattr(ActorAndCritic, bad)
+
+    def infinite(*arguments: Any) -> tuple[Tensor, Tensors]:
+        value, metrics = loss(*arguments)
+        return value / 0.0, metrics
+
+    monkeypatch.setattr(ActorAndCritic, bad, infinite)
+    learner = two_groups()
+    before = {name: tensor.clone() for name, tensor in (learner._params | learner._state).items()}
+    result = learner.step(make_slots(0))
+    assert (result.skipped, result.num_untrained) == (1, result.num_transitions)
+    after = learner._params | learner._state
+    assert {name for name in before if torch.equal(before[name], after[name])} == unchanged
 
 
 def test_learns_to_choose_by_the_sign_of_a_feature() -> None:

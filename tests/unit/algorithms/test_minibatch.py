@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from rlsrl.algorithms import gradients
-from rlsrl.algorithms.base import INDEX, Algorithm, Tensors
+from rlsrl.algorithms.adam import Adam
+from rlsrl.algorithms.base import INDEX, POLICY, Algorithm, Tensors
+from rlsrl.algorithms.custom import Setup
 from rlsrl.algorithms.gradients import MicrobatchGradients, gathered, microbatches
 from rlsrl.algorithms.learner import Learner, StepResult
 from rlsrl.algorithms.normalizer import Normalizer
@@ -23,15 +25,16 @@ from rlsrl.algorithms.ppo import Ppo
 from rlsrl.algorithms.pqn import Pqn
 from rlsrl.algorithms.schedules import LinearSchedule
 from rlsrl.algorithms.spare_core import SpareCore
-from rlsrl.api.spec import NetworkOutputs, PqnSpec
+from rlsrl.api.spec import AlgorithmNeeds, CustomAlgorithmSpec, NetworkOutputs, PqnSpec
 from rlsrl.data.random_slots import random_slot
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.build import build_network
+from rlsrl.policies.build import build_network, seeded
 from rlsrl.policies.cnn import NatureCnnActorCritic
-from rlsrl.policies.networks import MlpActionValues, MlpActorCritic
+from rlsrl.policies.networks import MlpActionValues, MlpActorCritic, MlpPolicy
 from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.testing.actor_and_critic import ActorAndCritic
 from rlsrl.testing.rollouts import (
     CHOICES_AND_FLAGS,
     MASK,
@@ -49,11 +52,11 @@ NUM_STEPS, NUM_LANES = 8, 4
 class Averaging(Ppo):
     """PPO with a state."""
 
-    def initial_state(self, params: Tensor) -> Tensors:
-        return {"mean": params.clone()}
+    def initial_state(self, params: Tensors) -> Tensors:
+        return {"mean": params[POLICY].clone()}
 
-    def update_state(self, params: Tensor, state: Tensors) -> Tensors:
-        return {"mean": torch.lerp(state["mean"], params, 0.1)}
+    def update_state(self, params: Tensors, state: Tensors) -> Tensors:
+        return {"mean": torch.lerp(state["mean"], params[POLICY], 0.1)}
 
 
 MLP: dict[str, Any] = {"hidden_sizes": (16,)}
@@ -69,6 +72,7 @@ KINDS: dict[str, tuple[Any, EnvSpec, dict[str, Any], type[Algorithm]]] = {
     "cnn in bfloat16": (NatureCnnActorCritic, pixels_env_spec(), {"hidden_size": 16, "precision": "bfloat16"}, Ppo),
     "with a state": (MlpActorCritic, discrete_env_spec(), MLP, Averaging),
     "action values": (MlpActionValues, masked_env_spec(), NORMED, Pqn),
+    "two groups": (MlpPolicy, discrete_env_spec(), MLP, ActorAndCritic),
 }
 MANY = [name for name in KINDS if name not in ("masked", "cnn in bfloat16")]
 """Kinds whose compiled result is equal within 1e-4. A compiler rounds to bfloat16 in other places."""
@@ -94,18 +98,30 @@ def pqn_of(policy: TorchPolicy) -> Pqn:
     return Pqn(policy, PqnSpec(epochs=2), minibatch_size=16, epsilon=0.1)
 
 
+def actor_and_critic_of(policy: TorchPolicy) -> ActorAndCritic:
+    needs = AlgorithmNeeds(minibatch_size=16, epochs=2, outputs="policy")
+    settings = CustomAlgorithmSpec(factory="rlsrl.testing.actor_and_critic:ActorAndCritic", needs=needs)
+    with seeded(0):
+        return ActorAndCritic(Setup(policy=policy, settings=settings, num_ranks=1))
+
+
+ALGORITHMS: dict[Any, tuple[NetworkOutputs, Callable[[TorchPolicy], Algorithm]]] = {
+    Pqn: ("actionValues", pqn_of),
+    ActorAndCritic: ("policy", actor_and_critic_of),
+}
+
+
 def learner_of(kind: str, initial: Parameters | None = None) -> Learner:
     factory, env_spec, kwargs, algorithm = KINDS[kind]
-    outputs: NetworkOutputs = "actionValues" if algorithm is Pqn else "policyAndValue"
+    outputs, made = ALGORITHMS.get(algorithm, ("policyAndValue", lambda policy: ppo_of(policy, algorithm)))
     module = build_network(factory, env_spec, kwargs, seed=0, outputs=outputs)
     policy = TorchPolicy(module, env_spec, outputs=outputs)
     floats = {path: spec for path, spec in env_spec.observation.items() if spec.dtype == "float32"}
     return Learner(
-        pqn_of(policy) if algorithm is Pqn else ppo_of(policy, algorithm),
+        made(policy),
         initial or policy.parameters(Version(1, 0)),
         learning_rate=LinearSchedule(start=1e-3, end=1e-4, env_steps=100),
-        adam_epsilon=1e-5,
-        max_gradient_norm=0.5,
+        optimizer=Adam(epsilon=1e-5, max_gradient_norm=0.5),
         seed=3,
         normalizer=Normalizer(floats),
     )
@@ -278,14 +294,16 @@ def test_a_step_is_not_taken_if_one_microbatch_is_not_finite(monkeypatch: pytest
     rows = {"observation": torch.tensor([[1.0], [2.0], [math.inf], [4.0]])}
 
     def microbatch_sum(
-        params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
+        params: Tensors, state: Tensors, rows: Tensors, minibatch: Tensors
     ) -> tuple[Tensor, Tensors, Tensor]:
         loss = gathered(rows, minibatch)["observation"].sum()
-        return loss, {"loss": loss}, loss * params
+        return loss, {"loss": loss}, loss * params["w"]
 
     microbatch_gradients = MicrobatchGradients(microbatch_sum)
     for index, expected in ([0, 1, 3, 0], 8.0), ([0, 1, 2, 3], math.inf):
-        total_loss, metrics, gradient = microbatch_gradients(torch.ones(3), {}, rows, {INDEX: torch.tensor(index)})
+        total_loss, metrics, gradient = microbatch_gradients(
+            {"w": torch.ones(3)}, {}, rows, {INDEX: torch.tensor(index)}
+        )
         assert (float(total_loss), float(metrics["loss"])) == (expected, expected)
         assert gradient.tolist() == [expected] * 3
 
@@ -306,7 +324,10 @@ def test_compiled_microbatches_compute_the_same(kind: str, monkeypatch: pytest.M
     monkeypatch.setattr(gradients, "SpareCore", Counting)
     check(train_both(kind, 2))
     assert set(num_tasks) == {4}
-    assert graphs[:2] == [2, 3], "the evaluation's, a microbatch's before two threads need it, then the rest's"
+    num_groups = len(learner_of(kind)._params)
+    assert graphs[:2] == [1 + num_groups, 2 + num_groups], (
+        "the evaluation's, a microbatch's of each group before two threads need it, then the rest's of the first group"
+    )
 
 
 @pytest.mark.usefixtures("tracing_only")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from rlsrl.algorithms.adam import Adam
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.ppo import Ppo
 from rlsrl.data.random_slots import random_slot
@@ -40,7 +41,7 @@ def test_a_box_of_any_dtype_trains(name: str) -> None:
         policy, discount=0.99, gae_lambda=0.95, clip_range=0.2, clip_value_loss=True, entropy_coefficient=0.01,
         value_coefficient=0.5, epochs=2, minibatch_size=8, normalize_advantages=True,
     )  # fmt: skip
-    learner = Learner(ppo, initial, learning_rate=1e-3, adam_epsilon=1e-5, max_gradient_norm=0.5, seed=0)
+    learner = Learner(ppo, initial, learning_rate=1e-3, optimizer=Adam(epsilon=1e-5, max_gradient_norm=0.5), seed=0)
     slot = random_slot(env_spec, num_steps=8, num_lanes=4, rng=np.random.default_rng(0))
     result = learner.step(slot.arrays)
     assert (result.skipped, result.optimizer_steps) == (0, 8)

@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from rlsrl.algorithms.base import INDEX, Batch, one_rank
+from rlsrl.algorithms.base import INDEX, POLICY, Batch, one_rank
 from rlsrl.algorithms.ppo import Ppo, clipped_square_error, clipped_surrogate
 from rlsrl.algorithms.schedules import LinearSchedule
 from rlsrl.data.random_slots import random_slot
@@ -65,7 +65,7 @@ def coefficients(ppo: Ppo, env_steps: int = 0) -> dict[str, torch.Tensor]:
 
 
 def prepared(ppo: Ppo, params: torch.Tensor, slots: Arrays) -> Batch:
-    return ppo.prepare(params, slots, one_rank, ppo.evaluate)
+    return ppo.prepare({POLICY: params}, slots, one_rank, ppo.evaluate)
 
 
 def minibatches(ppo: Ppo, batch: Batch, seed: int = 0) -> list[dict[str, torch.Tensor]]:
@@ -97,7 +97,7 @@ def test_loss_and_gradient_are_those_of_the_textbook(env_spec: EnvSpec) -> None:
     slots["behavior_log_prob"][...] = acted.numpy().reshape(NUM_STEPS, NUM_LANES)
     batch = prepared(ppo, behind, slots)
     (minibatch,) = minibatches(ppo, batch)
-    loss, metrics = ppo.loss(params, {}, minibatch)
+    loss, metrics = ppo.loss({POLICY: params}, {}, minibatch)
     (gradient,) = torch.autograd.grad(loss, params)
 
     chosen = torch.from_numpy(slots["mask"].reshape(-1))
@@ -253,15 +253,17 @@ def test_two_ranks_shares_add_up_to_the_loss_of_the_whole_batch() -> None:
         schedule = ppo.schedule(batch, np.random.default_rng(0), lambda values: sums[0] + sums[1])
         minibatch = {path: rows[schedule[INDEX][0]] for path, rows in batch.rows.items()}
         minibatch |= {name: entry[0] for name, entry in schedule.items()} | coefficients(ppo)
-        shares.append(ppo.loss(params, {}, minibatch)[0])
+        shares.append(ppo.loss({POLICY: params}, {}, minibatch)[0])
     whole = prepared(whole_ppo, params, slots)
     (minibatch,) = minibatches(whole_ppo, whole)
-    torch.testing.assert_close(shares[0] + shares[1], whole_ppo.loss(params, {}, minibatch)[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        shares[0] + shares[1], whole_ppo.loss({POLICY: params}, {}, minibatch)[0], rtol=1e-5, atol=1e-6
+    )
 
 
 def tower_gradients(policy: TorchPolicy, ppo: Ppo, minibatch: dict[str, torch.Tensor]) -> dict[str, float]:
     params = make_params(policy, 1).requires_grad_()
-    (gradient,) = torch.autograd.grad(ppo.loss(params, {}, minibatch)[0], params)
+    (gradient,) = torch.autograd.grad(ppo.loss({POLICY: params}, {}, minibatch)[0], params)
     named = zip(policy.layout.shapes, policy.layout.split(gradient), strict=True)
     sums = {"actor": 0.0, "critic": 0.0}
     for name, part in named:
@@ -296,7 +298,9 @@ def test_more_entropy_lowers_the_loss() -> None:
     plain, bonus = (Ppo(policy, **SETTINGS | {"entropy_coefficient": c}) for c in (0.0, 0.5))
     params = make_params(policy)
     minibatch = minibatches(plain, prepared(plain, params, make_slots()))[0]
-    (loss, metrics), (with_bonus, _) = (ppo.loss(params, {}, minibatch | coefficients(ppo)) for ppo in (plain, bonus))
+    (loss, metrics), (with_bonus, _) = (
+        ppo.loss({POLICY: params}, {}, minibatch | coefficients(ppo)) for ppo in (plain, bonus)
+    )
     torch.testing.assert_close(loss - with_bonus, 0.5 * metrics["entropy"])
 
 
@@ -330,7 +334,7 @@ def test_without_value_clipping_the_value_loss_is_the_plain_square() -> None:
     ppo = Ppo(policy, **SETTINGS | {"clip_value_loss": False})
     minibatch = minibatches(ppo, prepared(ppo, make_params(policy), make_slots()))[0]
     params = make_params(policy, 1)
-    _, metrics = ppo.loss(params, {}, minibatch)
+    _, metrics = ppo.loss({POLICY: params}, {}, minibatch)
     value = policy.pure(params, minibatch)["value"]
     torch.testing.assert_close(
         metrics["value_loss"], 0.5 * ((value - minibatch["return"]) ** 2 * minibatch["weight"]).sum()
@@ -348,8 +352,8 @@ def test_scheduled_coefficients_are_current() -> None:
     params = make_params(policy, 1)
     for env_steps, clip_range, entropy_coefficient in [(0, 0.3, 0.0), (100, 0.28, 0.25), (5000, 0.1, 0.5)]:
         constant = Ppo(policy, **SETTINGS | {"clip_range": clip_range, "entropy_coefficient": entropy_coefficient})
-        loss, _ = scheduled.loss(params, {}, minibatch | coefficients(scheduled, env_steps))
-        torch.testing.assert_close(loss, constant.loss(params, {}, minibatch | coefficients(constant))[0])
+        loss, _ = scheduled.loss({POLICY: params}, {}, minibatch | coefficients(scheduled, env_steps))
+        torch.testing.assert_close(loss, constant.loss({POLICY: params}, {}, minibatch | coefficients(constant))[0])
 
 
 def test_a_batch_that_cannot_be_cut_evenly_is_refused() -> None:
@@ -364,7 +368,9 @@ def test_a_minibatch_without_transitions_weighs_nothing() -> None:
     slots["mask"][...] = False
     slots["mask"][0, 0] = True
     batch = prepared(ppo, make_params(policy), slots)
-    losses = [float(ppo.loss(make_params(policy, 1), {}, minibatch)[0]) for minibatch in minibatches(ppo, batch)]
+    losses = [
+        float(ppo.loss({POLICY: make_params(policy, 1)}, {}, minibatch)[0]) for minibatch in minibatches(ppo, batch)
+    ]
     assert sum(loss != 0.0 for loss in losses) == SETTINGS["epochs"]
     assert np.isfinite(losses).all()
 
@@ -378,7 +384,7 @@ def test_the_loss_compiles_whole_and_once(env_spec: EnvSpec) -> None:
     minibatch, params = minibatches(ppo, batch)[0], make_params(policy, 1)
 
     def value_and_metrics(vector: torch.Tensor, minibatch: dict[str, torch.Tensor]) -> Any:
-        loss, metrics = ppo.loss(vector, {}, minibatch)
+        loss, metrics = ppo.loss({POLICY: vector}, {}, minibatch)
         return loss, (loss, metrics)
 
     counter = CompileCounter()

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import mse_loss
 
-from rlsrl.algorithms.base import INDEX, WEIGHT, one_rank
+from rlsrl.algorithms.adam import Adam
+from rlsrl.algorithms.base import INDEX, POLICY, WEIGHT, one_rank
 from rlsrl.algorithms.check import check_algorithm
 from rlsrl.algorithms.gradients import gathered
 from rlsrl.algorithms.learner import Learner
@@ -45,7 +46,7 @@ def slots_of(seed: int = 0) -> Arrays:
 
 def prepared(algorithm: Pqn, policy: TorchPolicy, slots: Arrays) -> tuple[torch.Tensor, Any]:
     params = torch.from_numpy(policy.parameters(Version(0, 0)).vector.copy())
-    return params, algorithm.prepare(params, slots, one_rank, algorithm.evaluate)
+    return params, algorithm.prepare({POLICY: params}, slots, one_rank, algorithm.evaluate)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -79,7 +80,7 @@ def test_the_loss_is_the_mean_squared_error_over_transitions() -> None:
     schedule = algorithm.schedule(batch, np.random.default_rng(1), one_rank)
     assert schedule[INDEX].shape == schedule[WEIGHT].shape == (3 * 2, 32)
     minibatch = {name: tensor[4] for name, tensor in schedule.items()}
-    loss, metrics = algorithm.loss(params, {}, gathered(batch.rows, minibatch))
+    loss, metrics = algorithm.loss({POLICY: params}, {}, gathered(batch.rows, minibatch))
     rows = minibatch[INDEX][minibatch[WEIGHT] > 0]
     values = policy.pure(params, {"observation": batch.rows["observation"][rows]})["q"]
     chosen = values[torch.arange(len(rows)), batch.rows["action"][rows]]
@@ -89,10 +90,8 @@ def test_the_loss_is_the_mean_squared_error_over_transitions() -> None:
 
 def test_each_version_has_the_epsilon_of_its_transitions() -> None:
     policy, slots = policy_of(), slots_of()
-    learner = Learner(
-        build(SPEC, policy, 1, None), policy.parameters(Version(0, 0)), learning_rate=1e-3, adam_epsilon=1e-5,
-        max_gradient_norm=10.0, seed=0,
-    )  # fmt: skip
+    initial = policy.parameters(Version(0, 0))
+    learner = Learner(build(SPEC, policy, 1, None), initial, learning_rate=1e-3, optimizer=Adam(), seed=0)
     first = learner.parameters(Version(0, 0)).statistics[EPSILON]
     learner.step(slots)
     second = learner.parameters(Version(0, 1)).statistics[EPSILON]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Categorical
 
-from rlsrl.algorithms.base import INDEX, WEIGHT, one_rank
+from rlsrl.algorithms.base import INDEX, POLICY, WEIGHT, one_rank
 from rlsrl.algorithms.returns import generalized_advantages
 from rlsrl.algorithms.vtrace import Vtrace, build, coefficients, vtrace_targets
 from rlsrl.api.spec import VtraceSpec
@@ -137,13 +137,13 @@ def test_loss_and_gradient_are_those_of_the_textbook() -> None:
     actions = torch.from_numpy(slots["action"].reshape(-1))
     acted = Categorical(logits=policy.pure(acting, {"observation": observation})["policy"]).log_prob(actions)
     slots["behavior_log_prob"][...] = acted.numpy().reshape(NUM_STEPS, NUM_LANES)
-    batch = algorithm.prepare(params, slots, one_rank, algorithm.evaluate)
+    batch = algorithm.prepare({POLICY: params}, slots, one_rank, algorithm.evaluate)
     schedule = algorithm.schedule(batch, np.random.default_rng(0), one_rank)
     assert tuple(schedule[INDEX].shape) == (1, 64)
     minibatch = {name: rows[schedule[INDEX][0]] for name, rows in batch.rows.items()}
     minibatch |= {WEIGHT: schedule[WEIGHT][0], "entropy_coefficient": torch.tensor(0.05)}
     leaf = params.clone().requires_grad_()
-    loss, metrics = algorithm.loss(leaf, {}, minibatch)
+    loss, metrics = algorithm.loss({POLICY: leaf}, {}, minibatch)
     (gradient,) = torch.autograd.grad(loss, leaf)
 
     every = {"observation": torch.from_numpy(slots["observation"].reshape(-1, 3))}

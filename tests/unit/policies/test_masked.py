@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
-from rlsrl.algorithms.base import INDEX, one_rank
+from rlsrl.algorithms.base import INDEX, POLICY, one_rank
 from rlsrl.algorithms.normalizer import normalizable
 from rlsrl.algorithms.ppo import Ppo
 from rlsrl.data.slots import Slot, rollout_layout
@@ -181,12 +181,12 @@ def test_training_on_masked_rollouts_is_finite_though_final_frames_allow_nothing
         value_coefficient=0.5, epochs=1, minibatch_size=NUM_STEPS * NUM_LANES, normalize_advantages=True,
     )  # fmt: skip
     params = torch.from_numpy(policy.parameters(Version(1, 0)).vector.copy())
-    batch = ppo.prepare(params, arrays, one_rank, ppo.evaluate)
+    batch = ppo.prepare({POLICY: params}, arrays, one_rank, ppo.evaluate)
     schedule = ppo.schedule(batch, np.random.default_rng(0), one_rank)
     rows = {path: tensor[schedule[INDEX][0]] for path, tensor in batch.rows.items()}
     entries = {name: entry[0] for name, entry in schedule.items() if name != INDEX}
     coefficients = {name: torch.tensor(value) for name, value in ppo.coefficients(0).items()}
-    loss, metrics = ppo.loss(params.requires_grad_(), {}, rows | entries | coefficients)
+    loss, metrics = ppo.loss({POLICY: params.requires_grad_()}, {}, rows | entries | coefficients)
     (gradient,) = torch.autograd.grad(loss, params)
     assert torch.isfinite(gradient).all()
     assert gradient.any()

@@ -1,4 +1,4 @@
-"""The interface between an algorithm and the Learner: prepare a batch, cut it into minibatches, compute the loss.
+"""The interface between an algorithm and the Learner: prepare a batch, cut it into minibatches, compute losses.
 
 Algorithms are pure functions, except that ``schedule`` draws from the random generator it is given.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlsrl.algorithms.adam import Adam
 from rlsrl.algorithms.schedules import Scheduled
 from rlsrl.data.specs import Arrays
 
@@ -22,8 +23,16 @@ Tensors = Mapping[str, Tensor]
 Reduce = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """Sums a small array over the data-parallel ranks. All ranks call it, in the same order."""
 
-Evaluate = Callable[[Tensor, Tensors], Tensors]
+Evaluate = Callable[[Tensors, Tensors], Tensors]
 """``Algorithm.evaluate``, or a function that computes the same in parts or compiled."""
+
+Loss = Callable[[Tensors, Tensors, Tensors], tuple[Tensor, Tensors]]
+"""``(params, state, minibatch) -> (loss, metrics)``: what ``ParameterGroup.loss`` describes."""
+
+POLICY = "policy"
+"""The parameter group that every algorithm has: the parameters of the policy's network, which actors get."""
+LEARNING_RATE = "learning_rate"
+"""The spec's learning rate, as a coefficient."""
 
 INDEX = "index"
 """A key of every schedule: [K, M] int64, the batch rows of each of K minibatches of M rows."""
@@ -50,15 +59,54 @@ class Batch:
     """Metrics known before training, over all ranks."""
 
 
-class Algorithm(ABC):
-    """Defines the loss and its inputs; the Learner makes the gradient steps."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ParameterGroup:
+    """Parameters, one flat vector, that follow the gradient of a loss of their own by an optimizer of their own."""
 
-    def initial_state(self, params: Tensor) -> Tensors:  # noqa: ARG002 - for algorithms that have a state
-        """Return the state kept beside parameters and optimizer, for example target networks."""
+    loss: Loss
+    """Gets all groups' parameters, the state and a minibatch. Its gradient changes this group alone.
+
+    Returns this rank's share of the loss: the shares of all ranks add up to the loss of the whole minibatch. Beside it
+    it returns metrics: scalars without gradients, this rank's shares, as the loss is. Each group's have other names.
+
+    The losses of microbatches add up in the same way: each term is a sum over rows.
+
+    PURE: a function of its arguments alone, with static shapes and without branches on values, so that it compiles.
+    The minibatch holds the rows that ``INDEX`` selects, the schedule's other arrays for this minibatch, and the
+    coefficients, each [].
+    """
+    initial: Tensor | None = None
+    """The first values, float32 [P], equal on all ranks. None for ``POLICY``, whose values are a version's."""
+    learning_rate: str = LEARNING_RATE
+    """The coefficient that is the step size: the spec's learning rate, or one of ``Algorithm.coefficients``."""
+    optimizer: Adam | None = None
+    """None: with the spec's settings."""
+
+
+class Algorithm(ABC):
+    """Defines losses and their inputs; the Learner makes the gradient steps.
+
+    ``params`` are the parameter groups' flat vectors by name; the network of the policy is a function of
+    ``params[POLICY]``.
+    """
+
+    @property
+    @abstractmethod
+    def groups(self) -> Mapping[str, ParameterGroup]:
+        """The parameter groups by name, ``POLICY`` among them: the same at each call.
+
+        On each minibatch they are updated in this order, and each sees what those before it changed. If a loss or
+        gradient is not finite, its group and those after it keep their parameters.
+
+        Actors get only ``POLICY``: the parameters of critics, for example, are a group that stays with the trainers.
+        """
+
+    def initial_state(self, params: Tensors) -> Tensors:  # noqa: ARG002 - for algorithms that have a state
+        """Return the state kept beside parameters and optimizers, for example target networks."""
         return {}
 
     @abstractmethod
-    def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
+    def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
         """Turn slots (B lanes under the field names of ``data.slots``) into rows, with these parameters, once a step.
 
         ``evaluate`` computes what ``Algorithm.evaluate`` does; it is called once.
@@ -68,10 +116,10 @@ class Algorithm(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, params: Tensor, rows: Tensors) -> Tensors:
-        """Return the network's outputs that ``prepare`` needs, row by row: each [N, ...] -> each [N, ...].
+    def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:
+        """Return the networks' outputs that ``prepare`` needs, row by row: each [N, ...] -> each [N, ...].
 
-        PURE, as ``loss`` is. The caller may evaluate some rows at a time.
+        PURE, as losses are. The caller may evaluate some rows at a time.
         """
 
     @abstractmethod
@@ -81,11 +129,11 @@ class Algorithm(ABC):
         An array [K, M, ...] has one entry for each of the M rows: microbatches split it along M.
 
         Sums and means over all ranks that a minibatch needs are computed here, by one ``reduce`` for the whole step, so
-        that the loss stays pure.
+        that losses stay pure.
         """
 
     def coefficients(self, env_steps: int) -> Mapping[str, float]:  # noqa: ARG002 - for algorithms that have some
-        """Return the loss's scheduled coefficients by name, after ``env_steps`` trained transitions.
+        """Return the losses' scheduled coefficients by name, after ``env_steps`` trained transitions.
 
         Each is an input of every minibatch of the step. It is a tensor there, so that a compiled step sees it change.
         """
@@ -102,19 +150,9 @@ class Algorithm(ABC):
     def adopt(self, coefficients: Mapping[str, Scheduled]) -> None:  # noqa: B027 - for algorithms that have some
         """Replace the schedules of all ``coefficients`` and ``acting_scalars``."""
 
-    @abstractmethod
-    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
-        """Return this rank's share of the loss: the shares of all ranks add up to the loss of the whole minibatch.
+    def update_state(self, params: Tensors, state: Tensors) -> Tensors:  # noqa: ARG002 - for algorithms that have one
+        """Return the state after the minibatch that led to ``params``. PURE, as losses are.
 
-        Beside it return metrics: scalars without gradients, this rank's shares, as the loss is.
-
-        The losses of microbatches add up in the same way: each term is a sum over rows.
-
-        PURE: a function of its arguments alone, with static shapes and without branches on values, so that it compiles.
-        ``minibatch`` holds the rows that ``INDEX`` selects, the schedule's other arrays for this minibatch, and the
-        ``coefficients``, each [].
+        It is used if all groups were updated, else the state stays as it is.
         """
-
-    def update_state(self, params: Tensor, state: Tensors) -> Tensors:  # noqa: ARG002 - for algorithms that have one
-        """Return the state after a gradient step that led to ``params``."""
         return state

@@ -9,16 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlsrl.algorithms.base import INDEX, WEIGHT, Algorithm, Batch, Tensors, one_rank
+from rlsrl.algorithms.adam import Adam
+from rlsrl.algorithms.base import INDEX, POLICY, WEIGHT, Algorithm, Batch, ParameterGroup, Tensors, one_rank
 from rlsrl.algorithms.catalog import implementation_of
 from rlsrl.algorithms.evaluation import evaluated_in_parts
-from rlsrl.algorithms.gradients import gathered
-from rlsrl.algorithms.learner import Learner
+from rlsrl.algorithms.gradients import LocalGradients
+from rlsrl.algorithms.learner import Learner, first_parameters
 from rlsrl.api.spec import AlgorithmSpec
 from rlsrl.data.random_slots import random_slot
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
-from rlsrl.policies.build import build_network
+from rlsrl.policies.build import build_network, seeded
+from rlsrl.policies.device import CPU
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError
 
@@ -39,8 +41,8 @@ def check_algorithm(
 
     Checks that the algorithm can be built; that its schedule has ``needs.epochs`` minibatches of
     ``needs.minibatchSize`` rows; that rows that are no transitions have no influence; that the losses of parts of a
-    minibatch add up to its own, as those of several ranks do; that the loss changes nothing; and that a step of the
-    optimizer is taken.
+    minibatch add up to its own, as those of several ranks do; that losses change nothing and have metrics of different
+    names; and that a step of the optimizers is taken.
 
     Args:
         spec: The section ``algorithm`` of the experiment. Its minibatch size must be a multiple of ``num_lanes``.
@@ -71,9 +73,11 @@ def check_algorithm(
 
 
 def _problems(spec: AlgorithmSpec, policy: TorchPolicy, slots: Arrays) -> Iterator[str]:
-    algorithm = implementation_of(spec).build(spec.chosen, policy, 1, None)
+    with seeded(0):
+        algorithm = implementation_of(spec).build(spec.chosen, policy, 1, None)
     initial = policy.parameters(Version(attempt=0, step=0))
-    params = torch.from_numpy(initial.vector.copy())
+    params = first_parameters(algorithm.groups, initial, CPU)
+    before = {name: vector.clone() for name, vector in params.items()}
     batch, schedule = _step_inputs(algorithm, params, slots)
     expected = (spec.chosen.passes, spec.chosen.minibatch_rows)
     if (found := tuple(schedule[INDEX].shape)) != expected:
@@ -81,22 +85,32 @@ def _problems(spec: AlgorithmSpec, policy: TorchPolicy, slots: Arrays) -> Iterat
         return
     if int(np.count_nonzero(slots["mask"])) != batch.num_transitions:
         yield f"prepare: num_transitions is {batch.num_transitions}, and the mask has {np.count_nonzero(slots['mask'])}"
-    whole = _gradient(algorithm, params, batch, schedule)
-    if not np.array_equal(params.numpy(), initial.vector):
-        yield "loss: it changes the parameters"
-    if not bool(torch.isfinite(whole).all()):
-        yield "loss: its gradient is not finite"
-        return
-    halves = [_gradient(algorithm, params, batch, part) for part in _parts(schedule, spec.chosen.minibatch_rows)]
-    if _differ(whole, halves[0] + halves[1]):
-        yield "loss: the gradients of two halves of a minibatch do not add up to the whole's: each term must be a sum"
     other = {name: array.copy() for name, array in slots.items()}
     gone = ~slots["mask"]
     for name in ("action", "reward", "behavior_log_prob"):
         other[name][gone] = 0
-    if _differ(whole, _gradient(algorithm, params, *_step_inputs(algorithm, params, other))):
-        yield f"prepare or schedule: steps that are no transitions have an influence; they need a {WEIGHT!r} of 0"
-    learner = Learner(algorithm, initial, learning_rate=1e-3, adam_epsilon=1e-5, max_gradient_norm=1.0, seed=0)
+    without = _step_inputs(algorithm, params, other)
+    names: list[str] = []
+    for name, group in algorithm.groups.items():
+        where = "loss" if name == POLICY else f"loss of the group {name!r}"
+        whole, metrics = _gradient(algorithm, name, group, params, batch, schedule)
+        names += metrics
+        if any(not torch.equal(params[each], before[each]) for each in params):
+            yield f"{where}: it changes the parameters"
+        if not bool(torch.isfinite(whole).all()):
+            yield f"{where}: its gradient is not finite"
+            return
+        first, second = (
+            _gradient(algorithm, name, group, params, batch, part)[0]
+            for part in _parts(schedule, spec.chosen.minibatch_rows)
+        )
+        if _differ(whole, first + second):
+            yield f"{where}: the gradients of a minibatch's halves do not add up to its own: each term must be a sum"
+        if _differ(whole, _gradient(algorithm, name, group, params, *without)[0]):
+            yield f"prepare or schedule: steps that are no transitions have an influence; they need a {WEIGHT!r} of 0"
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield f"losses: several groups have the metrics {twice}"
+    learner = Learner(algorithm, initial, learning_rate=1e-3, optimizer=Adam(max_gradient_norm=1.0), seed=0)
     result = learner.step(slots)
     if result.skipped:
         yield f"{result.skipped} of {len(result.taken)} minibatches were skipped: a loss or gradient is not finite"
@@ -104,19 +118,20 @@ def _problems(spec: AlgorithmSpec, policy: TorchPolicy, slots: Arrays) -> Iterat
         yield "loss: a step changes no parameter"
 
 
-def _step_inputs(algorithm: Algorithm, params: Tensor, slots: Arrays) -> tuple[Batch, Tensors]:
+def _step_inputs(algorithm: Algorithm, params: Tensors, slots: Arrays) -> tuple[Batch, Tensors]:
     batch = algorithm.prepare(params, slots, one_rank, evaluated_in_parts(algorithm.evaluate))
     return batch, algorithm.schedule(batch, np.random.default_rng(0), one_rank)
 
 
-def _gradient(algorithm: Algorithm, params: Tensor, batch: Batch, schedule: Tensors) -> Tensor:
-    """Return the gradient of the first minibatch's loss."""
-    leaf = params.detach().requires_grad_()
+def _gradient(
+    algorithm: Algorithm, name: str, group: ParameterGroup, params: Tensors, batch: Batch, schedule: Tensors
+) -> tuple[Tensor, Tensors]:
+    """Return the gradient of a group's loss of the first minibatch, and the metrics."""
     minibatch = {name: tensor[0] for name, tensor in schedule.items()}
     minibatch |= {name: torch.tensor(value) for name, value in algorithm.coefficients(0).items()}
-    loss, _ = algorithm.loss(leaf, algorithm.initial_state(params), gathered(batch.rows, minibatch))
-    (gradient,) = torch.autograd.grad(loss, leaf)
-    return gradient
+    state = algorithm.initial_state(params)
+    _, metrics, gradient = LocalGradients(name, group.loss)(params, state, batch.rows, minibatch)
+    return gradient, metrics
 
 
 def _parts(schedule: Tensors, num_rows: int) -> Iterator[Tensors]:

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rlsrl.algorithms.base import Algorithm
+import torch
+
+from rlsrl.algorithms.base import LEARNING_RATE, POLICY, Algorithm
 from rlsrl.algorithms.schedules import Scheduled
 from rlsrl.api.spec import AlgorithmNeeds, CustomAlgorithmSpec
 from rlsrl.policies.torch_policy import TorchPolicy
@@ -29,7 +31,7 @@ class Setup:
 
     policy: TorchPolicy
     """``policy.pure`` is the network as a function of its parameters; ``policy.env_spec`` describes observations and
-    actions. The policy's own weights are not used."""
+    actions; networks of the algorithm's own belong on ``policy.device``. The policy's own weights are not used."""
     settings: CustomAlgorithmSpec
     """The block of the spec, with ``discount`` and ``needs``. The rest is applied for the algorithm: rewards are scaled
     and clipped before it sees them, and the learner makes the optimizer's steps."""
@@ -62,7 +64,7 @@ def build(settings: CustomAlgorithmSpec, policy: TorchPolicy, num_ranks: int, en
 
     Raises:
         ConfigurationError: the factory cannot be loaded, raised, did not return a ``CustomAlgorithm``, or returned one
-            for another version of the interface or with other needs than the spec's.
+            for another version of the interface, with other needs than the spec's, or with unusable parameter groups.
     """
     del end
     factory = load_callable(settings.factory, where="algorithm factory")
@@ -84,6 +86,7 @@ def build(settings: CustomAlgorithmSpec, policy: TorchPolicy, num_ranks: int, en
             f"has version {INTERFACE} of the interface of algorithms"
         )
     _check_needs(algorithm.needs, settings.needs, named)
+    _check_groups(algorithm, named)
     return algorithm
 
 
@@ -102,3 +105,22 @@ def _check_needs(found: Any, expected: AlgorithmNeeds, named: str) -> None:
             raise ConfigurationError(
                 f"algorithm.custom.needs.{field} is {by_spec[field]}, and the algorithm of {named} needs {value}"
             )
+
+
+def _check_groups(algorithm: CustomAlgorithm, named: str) -> None:
+    groups = algorithm.groups
+    if POLICY not in groups:
+        raise ConfigurationError(f"{named}: 'groups' has {sorted(groups)}, and not {POLICY!r}")
+    rates = {LEARNING_RATE, *algorithm.coefficients(0)}
+    for name, group in groups.items():
+        where = f"{named}: the parameter group {name!r}"
+        if group.learning_rate not in rates:
+            raise ConfigurationError(
+                f"{where} has the learning rate {group.learning_rate!r}; 'coefficients' adds to {sorted(rates)}"
+            )
+        if name == POLICY:
+            if group.initial is not None:
+                raise ConfigurationError(f"{where} has values in 'initial'; its first values are those of a version")
+        elif group.initial is None or group.initial.dim() != 1 or group.initial.dtype != torch.float32:
+            found = "None" if group.initial is None else f"{group.initial.dtype} {[*group.initial.shape]}"
+            raise ConfigurationError(f"{where} has {found} in 'initial'; it needs a vector of torch.float32")

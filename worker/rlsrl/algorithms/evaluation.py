@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from rlsrl.algorithms.base import Evaluate, Tensors
 from rlsrl.algorithms.compiled import compiled, compiling, form
@@ -19,7 +18,7 @@ def evaluated_in_parts(evaluate: Evaluate, *, max_elements: int = MAX_ELEMENTS) 
     A part has at most ``max_elements`` array elements, or one row.
     """
 
-    def in_parts(params: Tensor, rows: Tensors) -> Tensors:
+    def in_parts(params: Tensors, rows: Tensors) -> Tensors:
         count = len(next(iter(rows.values())))
         number = -(-count * sum(tensor[0].numel() for tensor in rows.values()) // max_elements)
         if number <= 1:
@@ -48,9 +47,9 @@ def compiled_evaluation(evaluate: Evaluate, device: torch.device) -> Evaluate:
     graph: Evaluate = compiled(evaluate, device)
     compiled_form: list[object] | None = None
 
-    def evaluate_form(params: Tensor, rows: Tensors) -> Tensors:
+    def evaluate_form(params: Tensors, rows: Tensors) -> Tensors:
         nonlocal compiled_form
-        inputs_form = form([params], [rows])
+        inputs_form = form([], [params, rows])
         if compiled_form is None:
             with compiling():
                 outputs = graph(params, rows)

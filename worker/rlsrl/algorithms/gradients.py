@@ -1,4 +1,4 @@
-"""The gradient of a loss with respect to the flat parameters: on one rank, or summed over all ranks."""
+"""The gradient of a parameter group's loss with respect to its flat vector: on one rank, or summed over all ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from rlsrl.algorithms.base import INDEX, Algorithm, Tensors
+from rlsrl.algorithms.base import INDEX, Loss, Tensors
 from rlsrl.algorithms.spare_core import SpareCore
 
 MICROBATCH_ELEMENTS = 1 << 22
@@ -23,12 +23,12 @@ gradient for tens of milliseconds."""
 
 
 class Gradients(Protocol):
-    """Computes the gradient of the loss of a whole minibatch: the sum of the gradients of the ranks' shares."""
+    """Computes the gradient of a group's loss of a whole minibatch: the sum of the gradients of the ranks' shares."""
 
     def __call__(
-        self, params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
+        self, params: Tensors, state: Tensors, rows: Tensors, minibatch: Tensors
     ) -> tuple[Tensor, Tensors, Tensor]:
-        """Return (total_loss, metrics, gradient [num_parameters]) of the minibatch ``gathered(rows, minibatch)``.
+        """Return (total_loss, metrics, gradient [P]) of the minibatch ``gathered(rows, minibatch)``.
 
         ``total_loss`` [] is the loss of the whole minibatch, the same on every rank. If it is not finite, the step is
         not taken.
@@ -47,7 +47,7 @@ def microbatches(rows: Tensors, minibatch: Tensors) -> Sequence[Tensors]:
 
     A minibatch stays whole if it is small, has no equal parts of that size, or is on a GPU.
 
-    The losses of the microbatches add up to the minibatch's, as the losses of ranks do (``Algorithm.loss``).
+    The losses of the microbatches add up to the minibatch's, as the losses of ranks do (``ParameterGroup.loss``).
     """
     size = len(minibatch[INDEX])
     if minibatch[INDEX].device.type != "cpu":
@@ -63,6 +63,11 @@ def microbatches(rows: Tensors, minibatch: Tensors) -> Sequence[Tensors]:
     return [{**minibatch, **{name: parts[index] for name, parts in split.items()}} for index in range(number)]
 
 
+def other_groups(params: Tensors, name: str) -> Tensors:
+    """Return the parameters of all groups but one."""
+    return {group: vector for group, vector in params.items() if group != name}
+
+
 def _selected(tensor: Tensor, index: Tensor) -> Tensor:
     """Select rows and keep the tensor's memory order; torch would copy number by number into the default order."""
     if tensor.is_contiguous():
@@ -76,34 +81,36 @@ def _selected(tensor: Tensor, index: Tensor) -> Tensor:
 class LocalGradients(Gradients):
     """Gradients on one rank. ``total_loss`` is its loss."""
 
-    def __init__(self, algorithm: Algorithm) -> None:
-        self._algorithm = algorithm
+    def __init__(self, name: str, loss: Loss) -> None:
+        self._name = name
+        self._loss = loss
 
     @override
     def __call__(
-        self, params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
+        self, params: Tensors, state: Tensors, rows: Tensors, minibatch: Tensors
     ) -> tuple[Tensor, Tensors, Tensor]:
-        params = params.detach().requires_grad_()
-        loss, metrics = self._algorithm.loss(params, state, gathered(rows, minibatch))
-        (gradient,) = torch.autograd.grad(loss, params)
+        own = params[self._name].detach().requires_grad_()
+        loss, metrics = self._loss({**params, self._name: own}, state, gathered(rows, minibatch))
+        (gradient,) = torch.autograd.grad(loss, own)
         return loss.detach(), metrics, gradient
 
 
 class PureGradients(Gradients):
     """``LocalGradients`` as a pure function of tensors: it compiles together with its caller, and is slower eagerly."""
 
-    def __init__(self, algorithm: Algorithm) -> None:
-        self._algorithm = algorithm
+    def __init__(self, name: str, loss: Loss) -> None:
+        self._name = name
+        self._loss = loss
 
     @override
     def __call__(
-        self, params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
+        self, params: Tensors, state: Tensors, rows: Tensors, minibatch: Tensors
     ) -> tuple[Tensor, Tensors, Tensor]:
-        def loss_of(params: Tensor) -> tuple[Tensor, tuple[Tensor, Tensors]]:
-            loss, metrics = self._algorithm.loss(params, state, gathered(rows, minibatch))
+        def loss_of(own: Tensor) -> tuple[Tensor, tuple[Tensor, Tensors]]:
+            loss, metrics = self._loss({**params, self._name: own}, state, gathered(rows, minibatch))
             return loss, (loss.detach(), metrics)
 
-        gradient, (loss, metrics) = torch.func.grad(loss_of, has_aux=True)(params)
+        gradient, (loss, metrics) = torch.func.grad(loss_of, has_aux=True)(params[self._name])
         return loss, metrics, gradient
 
 
@@ -121,7 +128,7 @@ class MicrobatchGradients(Gradients):
 
     @override
     def __call__(
-        self, params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
+        self, params: Tensors, state: Tensors, rows: Tensors, minibatch: Tensors
     ) -> tuple[Tensor, Tensors, Tensor]:
         tasks = [
             partial(self._gradients, params, state, rows, microbatch) for microbatch in microbatches(rows, minibatch)
@@ -135,18 +142,23 @@ class MicrobatchGradients(Gradients):
 
 
 class FlatLoss(nn.Module):
-    """An algorithm's loss as a module with one parameter: the flat vector and an element that carries the loss."""
+    """A group's loss as a module with one parameter: the group's vector and an element that carries the loss."""
 
-    def __init__(self, algorithm: Algorithm, params: Tensor) -> None:
-        """Make room for parameters of the form of ``params``, [num_parameters], on their device."""
+    def __init__(self, name: str, loss: Loss, params: Tensors) -> None:
+        """Make room for parameters of the form of ``params``, on their device."""
         super().__init__()
-        self._algorithm = algorithm
-        self.flat = nn.Parameter(torch.ones(params.numel() + 1, device=params.device))
+        self.name = name
+        self._loss = loss
+        own = params[name]
+        self.flat = nn.Parameter(torch.ones(own.numel() + 1, device=own.device))
 
     @override
-    def forward(self, state: Tensors, rows: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
-        """Return (loss, metrics). The gradient with respect to the parameter's last element is the loss itself."""
-        loss, metrics = self._algorithm.loss(self.flat[:-1], state, gathered(rows, minibatch))
+    def forward(self, others: Tensors, state: Tensors, rows: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+        """Return (loss, metrics), by this module's vector and those of the other groups.
+
+        The gradient with respect to the parameter's last element is the loss itself.
+        """
+        loss, metrics = self._loss({**others, self.name: self.flat[:-1]}, state, gathered(rows, minibatch))
         # The term added has the value 0, and its gradient with respect to the last element is `loss`.
         carrier = self.flat[-1]
         return loss + (carrier - carrier.detach()) * loss.detach(), metrics
@@ -170,14 +182,14 @@ class ParallelGradients(Gradients):
 
     @override
     def __call__(
-        self, params: Tensor, state: Tensors, rows: Tensors, minibatch: Tensors
+        self, params: Tensors, state: Tensors, rows: Tensors, minibatch: Tensors
     ) -> tuple[Tensor, Tensors, Tensor]:
         flat = self._module.flat
         with torch.no_grad():
-            flat[:-1].copy_(params)
+            flat[:-1].copy_(params[self._module.name])
         if flat.grad is not None:
             flat.grad.zero_()
-        loss, metrics = self._parallel(state, rows, minibatch)
+        loss, metrics = self._parallel(other_groups(params, self._module.name), state, rows, minibatch)
         loss.backward()
         assert flat.grad is not None, "backward leaves one"
         total = flat.grad * self._world_size

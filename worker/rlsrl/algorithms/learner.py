@@ -1,4 +1,4 @@
-"""The loop that all algorithms share: prepare a batch, step the flat parameters on each of its minibatches."""
+"""The loop that all algorithms share: prepare a batch, step the parameter groups on each of its minibatches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsrl.algorithms.adam import AdamState
-from rlsrl.algorithms.base import INDEX, WEIGHT, Algorithm, Batch, Evaluate, Reduce, Tensors, one_rank
+from rlsrl.algorithms.adam import Adam, AdamState
+from rlsrl.algorithms.base import (
+    INDEX,
+    LEARNING_RATE,
+    POLICY,
+    WEIGHT,
+    Algorithm,
+    Batch,
+    Evaluate,
+    ParameterGroup,
+    Reduce,
+    Tensors,
+    one_rank,
+)
 from rlsrl.algorithms.evaluation import compiled_evaluation, evaluated_in_parts
-from rlsrl.algorithms.minibatch import Inputs, LocalSteps, MinibatchStep, ParallelSteps
+from rlsrl.algorithms.minibatch import Inputs, LocalSteps, MinibatchStep, ParallelSteps, group_updates
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.schedules import Scheduled, value_at
 from rlsrl.data.specs import Arrays
@@ -24,9 +36,6 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.device import CPU, all_to_device, to_device, to_host
 from rlsrl.policies.exported import LayoutMismatch
-
-LEARNING_RATE = "learning_rate"
-"""The learning rate's name among a step's metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +45,9 @@ class StepResult:
     step: int
     """Calls of ``step`` so far, including this one."""
     optimizer_steps: int
-    """Optimizer steps so far: one for each minibatch that was not skipped."""
+    """Optimizer steps of the policy's parameters so far: one for each minibatch that was not skipped."""
     taken: tuple[bool, ...]
-    """For each minibatch of this call, in order: False if it was skipped, since its loss or gradient was not finite."""
+    """For each minibatch of this call, in order: False if it was skipped, since a loss or gradient was not finite."""
     num_transitions: int
     """Transitions of this rank's batch."""
     num_untrained: int
@@ -53,7 +62,7 @@ class StepResult:
 
 
 class Learner:
-    """Owns the parameters (one flat vector) and the state that training them needs. One thread uses it.
+    """Owns the parameters, a flat vector for each group, and the state that training needs. One thread uses it.
 
     Deterministic: equal parameters, seed and batches give bit-identical results on one machine, also across
     ``state_dict`` and ``load_state_dict`` into a new process. Compiled and eager results differ in their last bits.
@@ -65,15 +74,16 @@ class Learner:
         initial: Parameters,
         *,
         learning_rate: Scheduled,
-        adam_epsilon: float,
-        max_gradient_norm: float,
+        optimizer: Adam,
         seed: int,
         normalizer: Normalizer | None = None,
         reduce: Reduce = one_rank,
         parallel: bool = False,
         device: torch.device = CPU,
     ) -> None:
-        """Start from ``initial``; ``seed`` decides the minibatches' order.
+        """Start from ``initial``, the parameters of ``POLICY``; ``seed`` decides the minibatches' order.
+
+        ``optimizer`` is that of groups which name none.
 
         ``normalizer`` normalises the slots before the algorithm sees them. It belongs to this Learner alone.
 
@@ -88,26 +98,29 @@ class Learner:
         torch.set_num_threads(1)
         self._algorithm = algorithm
         self._layout = initial.layout
-        self._params = to_device(initial.vector.copy(), device)
+        self._device = device
+        groups = algorithm.groups
+        self._params = first_parameters(groups, initial, device)
         self._learning_rate = learning_rate
         self._normalizer = normalizer if normalizer is not None else Normalizer()
         self._reduce = reduce
-        bounds = {"adam_epsilon": adam_epsilon, "max_gradient_norm": max_gradient_norm}
-        self._steps = ParallelSteps(algorithm, self._params, **bounds) if parallel else LocalSteps(algorithm, **bounds)
+        updates = group_updates(algorithm, groups, optimizer)
+        self._steps = ParallelSteps(updates, self._params) if parallel else LocalSteps(updates)
+        self._optimizers = {update.name: update.optimizer for update in updates}
         self._evaluate = evaluated_in_parts(algorithm.evaluate)
         self._minibatch_step: MinibatchStep | None = None
         """None until the first step: all ranks of a gang make theirs together."""
         self._compiled: tuple[Evaluate, Callable[[], MinibatchStep]] | None = None
         self._rng = np.random.default_rng(seed)
-        self._adam = AdamState.zeros(self._params)
+        self._adam = {name: AdamState.zeros(self._optimizers[name], vector) for name, vector in self._params.items()}
         self._state = algorithm.initial_state(self._params)
         self._step = 0
         self._env_steps = 0
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimizer steps so far."""
-        return int(self._adam.num_steps)
+        """Optimizer steps of the policy's parameters so far."""
+        return int(self._adam[POLICY].num_steps)
 
     def step(self, slots: Arrays) -> StepResult:
         """Train on one batch, with all its epochs and minibatches.
@@ -152,12 +165,13 @@ class Learner:
             Exception: see ``Steps.compile``.
         """
         normalized, _ = copy.deepcopy(self._normalizer).step(slots, one_rank)
-        evaluate = evaluated_in_parts(compiled_evaluation(self._algorithm.evaluate, self._params.device))
+        evaluate = evaluated_in_parts(compiled_evaluation(self._algorithm.evaluate, self._device))
         batch = self._algorithm.prepare(self._params, normalized, one_rank, evaluate)
         schedule = self._algorithm.schedule(batch, np.random.default_rng(0), one_rank)
         example = next(self._inputs(batch, schedule, self._settings()))
-        adam = AdamState.of(**{name: tensor.clone() for name, tensor in self._adam.stored().items()})
-        self._compiled = evaluate, self._steps.compile(example._replace(params=self._params.clone(), adam=adam))
+        params = {name: vector.clone() for name, vector in self._params.items()}
+        adam = {name: state.copy() for name, state in self._adam.items()}
+        self._compiled = evaluate, self._steps.compile(example._replace(params=params, adam=adam))
 
     def use_compiled(self) -> None:
         """Use the compiled step from the next step on. All ranks call this together, after ``compile``."""
@@ -174,9 +188,8 @@ class Learner:
 
     def _inputs(self, batch: Batch, schedule: Tensors, settings: Mapping[str, float]) -> Iterator[Inputs]:
         """Yield each minibatch's inputs, in order. The state in them is that after the step before."""
-        device = self._params.device
+        device = self._device
         tensors = {name: torch.tensor(value, dtype=torch.float32, device=device) for name, value in settings.items()}
-        learning_rate = tensors.pop(LEARNING_RATE)
         schedule = {name: tensor.to(device) for name, tensor in schedule.items()}
         for arrays in zip(*(tensor.unbind() for tensor in schedule.values()), strict=True):
             yield Inputs(
@@ -185,17 +198,21 @@ class Learner:
                 state=self._state,
                 rows=batch.rows,
                 minibatch=dict(zip(schedule, arrays, strict=True)) | tensors,
-                learning_rate=learning_rate,
             )
 
-    def _means(self, metrics: Sequence[Tensors], norms: Sequence[Tensor], taken: NDArray[np.bool_]) -> dict[str, float]:
+    def _means(
+        self, metrics: Sequence[Tensors], norms: Sequence[Tensors], taken: NDArray[np.bool_]
+    ) -> dict[str, float]:
         """Return each metric's mean over the minibatches taken, summed over ranks; nothing if none was taken."""
         if not taken.any():
             return {}
-        names = list(metrics[0])
-        shares = np.array([to_host(torch.stack([part[name] for part in metrics]))[taken].mean() for name in names])
-        whole = dict(zip(names, self._reduce(shares.astype(np.float64)).tolist(), strict=True))
-        return {**whole, "gradient_norm": float(to_host(torch.stack(list(norms)))[taken].mean())}
+        shares = _means_of(metrics, taken)
+        whole = dict(zip(shares, self._reduce(np.array([*shares.values()], np.float64)).tolist(), strict=True))
+        of_groups = {
+            "gradient_norm" if name == POLICY else f"{name}_gradient_norm": float(norm)
+            for name, norm in _means_of(norms, taken).items()
+        }
+        return {**whole, **of_groups}
 
     def adopt(self, learning_rate: Scheduled, coefficients: Mapping[str, Scheduled]) -> None:
         """Use another learning rate and other coefficients of the loss from the next step on."""
@@ -204,15 +221,20 @@ class Learner:
 
     def parameters(self, version: Version) -> Parameters:
         """Return a copy of the current parameters as ``version``, with the statistics that actors need."""
-        vector = to_host(self._params).copy()
+        vector = to_host(self._params[POLICY]).copy()
         vector.flags.writeable = False
         scalars = self._algorithm.acting_scalars(self._env_steps)
         statistics = {**self._normalizer.statistics, **{name: _scalar(value) for name, value in scalars.items()}}
         return Parameters(version=version, vector=vector, layout=self._layout, statistics=statistics)
 
     def state_dict(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Return copies of what resuming needs beside the parameters: (arrays by path, JSON values)."""
-        tensors = {f"optimizer/{name}": tensor for name, tensor in self._adam.stored().items()}
+        """Return copies of what resuming needs beside the policy's parameters: (arrays by path, JSON values)."""
+        tensors = {
+            f"{_place(group)}optimizer/{name}": tensor
+            for group, adam in self._adam.items()
+            for name, tensor in adam.stored().items()
+        }
+        tensors |= {f"{_place(group)}parameters": self._params[group] for group in self._params if group != POLICY}
         tensors |= {f"state/{name}": tensor for name, tensor in self._state.items()}
         arrays = {path: to_host(tensor).copy() for path, tensor in tensors.items()}
         arrays |= {f"normalizer/{path}": array for path, array in self._normalizer.state_dict().items()}
@@ -234,12 +256,27 @@ class Learner:
         step, env_steps, generator = int(values["step"]), int(values["env_steps"]), np.random.PCG64()
         generator.state = values["schedule_rng"]
         copies = {path: array.astype(own[path].dtype) for path, array in arrays.items()}
-        device = self._params.device
-        self._adam = AdamState.of(**all_to_device(_below("optimizer/", copies), device))
-        self._state = all_to_device(_below("state/", copies), device)
+        for group, vector in self._params.items():
+            stored = all_to_device(_below(f"{_place(group)}optimizer/", copies), self._device)
+            self._adam[group] = AdamState.of(self._optimizers[group], **stored)
+            if group != POLICY:
+                vector.copy_(to_device(copies[f"{_place(group)}parameters"], self._device))
+        self._state = all_to_device(_below("state/", copies), self._device)
         self._normalizer.load_state_dict(_below("normalizer/", copies))
         self._rng = np.random.Generator(generator)
         self._step, self._env_steps = step, env_steps
+
+
+def first_parameters(
+    groups: Mapping[str, ParameterGroup], initial: Parameters, device: torch.device
+) -> dict[str, Tensor]:
+    """Return each group's first values on the device, as tensors of their own; ``initial`` are the policy's."""
+    own = {POLICY: to_device(initial.vector.copy(), device)}
+    for name, group in groups.items():
+        if name != POLICY:
+            assert group.initial is not None, "a group beside the policy's has values of its own"
+            own[name] = group.initial.detach().clone().to(device)
+    return {name: own[name] for name in groups}
 
 
 @contextlib.contextmanager
@@ -253,6 +290,16 @@ def _zero_for_subnormal() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(False)
+
+
+def _place(group: str) -> str:
+    """Return the path in a saved state below which a group's arrays are."""
+    return "" if group == POLICY else f"groups/{group}/"
+
+
+def _means_of(values: Sequence[Tensors], taken: NDArray[np.bool_]) -> dict[str, np.floating[Any]]:
+    """Return each value's mean over the minibatches taken."""
+    return {name: to_host(torch.stack([each[name] for each in values]))[taken].mean() for name in values[0]}
 
 
 def _scalar(value: float) -> NDArray[np.float32]:

@@ -1,23 +1,25 @@
-"""One optimizer step on one minibatch, eager or compiled: gather rows, loss, gradient, clip, Adam, algorithm state.
+"""One step on one minibatch, eager or compiled: for each parameter group gather rows, loss, gradient, clip, Adam.
 
 The compiled step computes the same values, but for the last bits: a compiler sums in another order. Compiled, a small
 network trains several times as fast, since an eager step spends most of its time on calls of small kernels.
 
 One rank compiles the whole step into one graph. Several ranks compile the part before the sum of gradients and the part
-after it into one graph each, and DDP sums between them. So does one rank whose minibatches are split into microbatches.
+after it into one graph each, for each group, and DDP sums between them. So does one rank whose minibatches are split
+into microbatches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from rlsrl.algorithms.adam import AdamState, adam_step_
-from rlsrl.algorithms.base import Algorithm, Tensors
+from rlsrl.algorithms.adam import Adam, AdamState, adam_step_
+from rlsrl.algorithms.base import Algorithm, ParameterGroup, Tensors
 from rlsrl.algorithms.compiled import compiled, compiling, form
 from rlsrl.algorithms.gradients import (
     FlatLoss,
@@ -27,41 +29,41 @@ from rlsrl.algorithms.gradients import (
     ParallelGradients,
     PureGradients,
     microbatches,
+    other_groups,
 )
 
 
 class Inputs(NamedTuple):
     """The inputs of a step. Names, shapes and dtypes stay the same over a Learner's life."""
 
-    params: Tensor
-    """The flat vector, [P]; changed in place."""
-    adam: AdamState
-    """Changed in place."""
+    params: Tensors
+    """The groups' flat vectors, each [P]; changed in place."""
+    adam: Mapping[str, AdamState]
+    """By group; changed in place."""
     state: Tensors
     """The algorithm's state."""
     rows: Tensors
     """The batch, each [T * B, ...]."""
     minibatch: Tensors
-    """The schedule's arrays for this minibatch, and the coefficients of the loss."""
-    learning_rate: Tensor
-    """float32 []."""
+    """The schedule's arrays for this minibatch, and the coefficients, learning rates among them."""
 
 
 class MinibatchOutcome(NamedTuple):
     """The results of a step."""
 
     metrics: Tensors
-    """The loss's metrics, this rank's shares: each []."""
-    norm: Tensor
-    """The norm of the gradient before clipping, []."""
+    """The losses' metrics, this rank's shares: each []."""
+    norms: Tensors
+    """The norms of the gradients before clipping, by group: each []."""
     is_taken: Tensor
-    """Whether the step was taken, [] bool. False if the loss or the gradient was not finite: nothing changed."""
+    """Whether the step was taken, [] bool. False if a loss or gradient was not finite: that group and those after it
+    did not change, nor did the state."""
     state: Tensors
     """The algorithm's state after the step."""
 
 
 MinibatchStep = Callable[[Inputs], MinibatchOutcome]
-"""One optimizer step."""
+"""One optimizer step of each group."""
 
 
 class Steps(Protocol):
@@ -84,28 +86,31 @@ class Steps(Protocol):
 class LocalSteps(Steps):
     """Steps of one rank, which holds the whole minibatch."""
 
-    def __init__(self, algorithm: Algorithm, *, adam_epsilon: float, max_gradient_norm: float) -> None:
-        self._algorithm = algorithm
-        self._update = OptimizerStep(algorithm, adam_epsilon=adam_epsilon, max_gradient_norm=max_gradient_norm)
+    def __init__(self, updates: Sequence[GroupUpdate]) -> None:
+        self._updates = updates
 
     @override
     def eager(self) -> MinibatchStep:
-        return _step_of(LocalGradients(self._algorithm), self._update)
+        return _step_of([(LocalGradients(update.name, update.loss), update) for update in self._updates])
 
     @override
     def compile(self, example: Inputs) -> Callable[[], MinibatchStep]:
-        gradients, device = PureGradients(self._algorithm), example.params.device
-        step = _step_of(gradients, self._update)
+        parts = [(PureGradients(update.name, update.loss), update) for update in self._updates]
+        step, device = _step_of(parts), _device(example)
         with compiling():
-            parts = microbatches(example.rows, example.minibatch)
-            if len(parts) == 1:
+            first, *others = microbatches(example.rows, example.minibatch)
+            if not others:
                 graph: MinibatchStep = compiled(step, device)
             else:
                 # Two threads call it at once. They may: compiled code does not change the network (PureNetwork).
-                microbatch_gradients: Gradients = compiled(gradients, device)
-                # Compile it here, or each of the two threads would.
-                microbatch_gradients(example.params, example.state, example.rows, parts[0])
-                graph = _step_of(MicrobatchGradients(microbatch_gradients), compiled(self._update, device))
+                of_microbatches: list[Gradients] = [compiled(gradients, device) for gradients, _ in parts]
+                for gradients in of_microbatches:
+                    # Compile it here, or each of the two threads would.
+                    gradients(example.params, example.state, example.rows, first)
+                graph = _step_of([
+                    (MicrobatchGradients(gradients), compiled(update, device))
+                    for gradients, (_, update) in zip(of_microbatches, parts, strict=True)
+                ])  # fmt: skip
             graph(example)
         compiled_form = _form(example)
         return lambda: lambda inputs: (graph if _form(inputs) == compiled_form else step)(inputs)
@@ -114,68 +119,117 @@ class LocalSteps(Steps):
 class ParallelSteps(Steps):
     """Steps of all ranks of torch's default process group, each with its share of the minibatch."""
 
-    def __init__(self, algorithm: Algorithm, params: Tensor, *, adam_epsilon: float, max_gradient_norm: float) -> None:
+    def __init__(self, updates: Sequence[GroupUpdate], params: Tensors) -> None:
         """Make steps for parameters of the form of ``params``, on their device."""
-        self._algorithm = algorithm
+        self._updates = updates
         self._params = params
-        self._update = OptimizerStep(algorithm, adam_epsilon=adam_epsilon, max_gradient_norm=max_gradient_norm)
 
     @override
     def eager(self) -> MinibatchStep:
-        return _step_of(ParallelGradients(FlatLoss(self._algorithm, self._params)), self._update)
+        return _step_of([(ParallelGradients(self._flat_loss(update)), update) for update in self._updates])
 
     @override
     def compile(self, example: Inputs) -> Callable[[], MinibatchStep]:
-        loss = FlatLoss(self._algorithm, self._params)
-        loss.compile(fullgraph=True, dynamic=False)
         with compiling():
-            update: _Update = torch.compile(self._update.__call__, fullgraph=True, dynamic=False)
-            # Without DDP: its hooks would wait for ranks that may have failed to compile.
-            value, metrics = loss(example.state, example.rows, example.minibatch)
-            value.backward()
-            total = loss.flat.grad
-            assert total is not None, "backward leaves one"
-            update(example, total[-1], metrics, total[:-1])
+            parts = [self._compiled(update, example) for update in self._updates]
+        return lambda: _step_of([(ParallelGradients(loss), apply) for loss, apply in parts])
+
+    def _flat_loss(self, update: GroupUpdate) -> FlatLoss:
+        return FlatLoss(update.name, update.loss, self._params)
+
+    def _compiled(self, update: GroupUpdate, example: Inputs) -> tuple[FlatLoss, _Apply]:
+        """Return the parts of a group's update before and after the sum over ranks, compiled."""
+        loss = self._flat_loss(update)
+        loss.compile(fullgraph=True, dynamic=False)
+        apply: _Apply = torch.compile(update.__call__, fullgraph=True, dynamic=False)
+        # Without DDP: its hooks would wait for ranks that may have failed to compile.
+        others = other_groups(example.params, update.name)
+        value, _ = loss(others, example.state, example.rows, example.minibatch)
+        value.backward()
+        total = loss.flat.grad
+        assert total is not None, "backward leaves one"
+        apply(example, total[-1], total[:-1], None if update.is_first else torch.ones_like(total[-1]).bool())
         loss.flat.grad = None
-        return lambda: _step_of(ParallelGradients(loss), update)
+        return loss, apply
 
 
-_Update = Callable[[Inputs, Tensor, Tensors, Tensor], MinibatchOutcome]
-"""Applies what ``Gradients`` return: (inputs, total_loss, metrics, gradient)."""
+_Apply = Callable[[Inputs, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensors]]
+"""``GroupUpdate.__call__``, or the same compiled."""
 
 
-class OptimizerStep:
-    """Clips the gradient, applies Adam and updates the algorithm's state."""
+class GroupUpdate:
+    """Clips a group's gradient and applies Adam. With the last group it updates the algorithm's state."""
 
-    def __init__(self, algorithm: Algorithm, *, adam_epsilon: float, max_gradient_norm: float) -> None:
-        self._algorithm = algorithm
-        self._adam_epsilon = adam_epsilon
-        self._max_gradient_norm = max_gradient_norm
+    def __init__(
+        self, name: str, group: ParameterGroup, default: Adam, *, is_first: bool, after: Algorithm | None
+    ) -> None:
+        """``default`` is the optimizer of a group without one. ``after``: the algorithm, for the last group."""
+        self.name = name
+        self.loss = group.loss
+        self.optimizer = group.optimizer or default
+        self.is_first = is_first
+        self._learning_rate = group.learning_rate
+        self._after = after
 
-    def __call__(self, inputs: Inputs, total_loss: Tensor, metrics: Tensors, gradient: Tensor) -> MinibatchOutcome:
-        """Apply the gradient, unless it or ``total_loss`` is not finite."""
+    def __call__(
+        self, inputs: Inputs, total_loss: Tensor, gradient: Tensor, is_taken: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensors]:
+        """Apply the gradient, unless it or ``total_loss`` is not finite, or a group before was not updated.
+
+        ``is_taken``: whether those before were updated; None for the first. Returns (norm of the gradient, whether all
+        up to this one were updated, the algorithm's state).
+        """
         with torch.no_grad():
+            if is_taken is not None:
+                total_loss = torch.where(is_taken, total_loss, math.nan)
             norm, is_taken = adam_step_(
-                inputs.params,
+                self.optimizer,
+                inputs.params[self.name],
                 gradient,
                 total_loss,
-                inputs.adam,
-                learning_rate=inputs.learning_rate,
-                epsilon=self._adam_epsilon,
-                max_gradient_norm=self._max_gradient_norm,
+                inputs.adam[self.name],
+                learning_rate=inputs.minibatch[self._learning_rate],
             )
-            state = self._algorithm.update_state(inputs.params, inputs.state)
-        return MinibatchOutcome(metrics=metrics, norm=norm, is_taken=is_taken, state=state)
+            state = inputs.state
+            if self._after is not None and state:
+                new = self._after.update_state(inputs.params, state)
+                state = {name: torch.where(is_taken, new[name], old) for name, old in state.items()}
+        return norm, is_taken, state
+
+
+def group_updates(algorithm: Algorithm, groups: Mapping[str, ParameterGroup], default: Adam) -> list[GroupUpdate]:
+    """Return the updates of an algorithm's groups, in order. ``default`` is the optimizer of groups without one."""
+    last = len(groups) - 1
+    return [
+        GroupUpdate(name, group, default, is_first=place == 0, after=algorithm if place == last else None)
+        for place, (name, group) in enumerate(groups.items())
+    ]
+
+
+def _device(inputs: Inputs) -> torch.device:
+    return next(iter(inputs.params.values())).device
 
 
 def _form(inputs: Inputs) -> list[Any]:
     """Return all that a compiled step depends on except the values."""
-    return form([inputs.params, inputs.learning_rate], [vars(inputs.adam), inputs.state, inputs.rows, inputs.minibatch])
+    adam = [vars(state) for state in inputs.adam.values()]
+    return form([], [inputs.params, *adam, inputs.state, inputs.rows, inputs.minibatch])
 
 
-def _step_of(gradients: Gradients, update: _Update) -> MinibatchStep:
+def _step_of(parts: Sequence[tuple[Gradients, _Apply]]) -> MinibatchStep:
+    """Return the step that updates the groups, in the order of ``Inputs.params``: gradients, then what applies them."""
+
     def step(inputs: Inputs) -> MinibatchOutcome:
-        total_loss, metrics, gradient = gradients(inputs.params, inputs.state, inputs.rows, inputs.minibatch)
-        return update(inputs, total_loss, metrics, gradient)
+        metrics: dict[str, Tensor] = {}
+        norms: list[Tensor] = []
+        is_taken, state = None, inputs.state
+        for gradients, apply in parts:
+            total_loss, found, gradient = gradients(inputs.params, inputs.state, inputs.rows, inputs.minibatch)
+            norm, is_taken, state = apply(inputs, total_loss, gradient, is_taken)
+            metrics |= found
+            norms.append(norm)
+        assert is_taken is not None, "an algorithm has a group"
+        of_groups = dict(zip(inputs.params, norms, strict=True))
+        return MinibatchOutcome(metrics=metrics, norms=of_groups, is_taken=is_taken, state=state)
 
     return step

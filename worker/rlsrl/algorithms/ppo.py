@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from rlsrl.algorithms.base import INDEX, WEIGHT, Algorithm, Batch, Evaluate, Reduce, Tensors
+from rlsrl.algorithms.base import (
+    INDEX,
+    POLICY,
+    WEIGHT,
+    Algorithm,
+    Batch,
+    Evaluate,
+    ParameterGroup,
+    Reduce,
+    Tensors,
+)
 from rlsrl.algorithms.returns import diagnostics, generalized_advantages
 from rlsrl.algorithms.rows import as_rows, check_divides, frame_rows, minibatches, step_rows
 from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
@@ -80,6 +90,7 @@ class Ppo(Algorithm):
     ) -> None:
         """Train the network of ``policy``, whose own weights are not used. ``api`` describes the hyperparameters."""
         self._network = policy.pure
+        self._device = policy.device
         self._observation = tuple(policy.env_spec.observation)
         self._log_prob = log_prob_for(policy.env_spec.action)
         self._log_prob_and_entropy = log_prob_and_entropy_for(policy.env_spec.action)
@@ -93,8 +104,13 @@ class Ppo(Algorithm):
         self._minibatch_size = minibatch_size
         self._normalize_advantages = normalize_advantages
 
+    @property
     @override
-    def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
+    def groups(self) -> dict[str, ParameterGroup]:
+        return {POLICY: ParameterGroup(loss=self.loss)}
+
+    @override
+    def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
         """Evaluate all T+1 frames in one pass and compute advantages and returns. Rows are the T * B steps, time first.
 
         Raises:
@@ -102,7 +118,7 @@ class Ppo(Algorithm):
         """
         mask = slots["mask"]
         check_divides(mask, self._minibatch_size)
-        frames = frame_rows(slots, self._observation, self._network, params.device)
+        frames = frame_rows(slots, self._observation, self._network, self._device)
         evaluated = evaluate(params, frames)
         value = to_host(evaluated["value"]).reshape(mask.shape[0] + 1, -1)
         advantage, returns = generalized_advantages(
@@ -115,7 +131,7 @@ class Ppo(Algorithm):
             gae_lambda=self._gae_lambda,
         )
         rows = dict(step_rows({**frames, **evaluated}, mask.size))
-        rows["return"] = to_device(as_rows(returns), params.device)
+        rows["return"] = to_device(as_rows(returns), self._device)
         log_importance = to_host(rows["proximal_log_prob"]).astype(np.float64) - as_rows(slots["behavior_log_prob"])
         return Batch(
             rows=rows,
@@ -129,9 +145,9 @@ class Ppo(Algorithm):
         )
 
     @override
-    def evaluate(self, params: Tensor, rows: Tensors) -> Tensors:
+    def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:
         """Return ``value`` [N] and the action's ``proximal_log_prob`` [N] for each observation and action."""
-        heads = self._network(params, rows)
+        heads = self._network(params[POLICY], rows)
         return {"value": heads["value"], "proximal_log_prob": self._log_prob(heads["policy"], rows["action"])}
 
     @override
@@ -168,12 +184,11 @@ class Ppo(Algorithm):
         self._clip_range = coefficients["clip_range"]
         self._entropy_coefficient = coefficients["entropy_coefficient"]
 
-    @override
-    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+    def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         """Return policy loss + value_coefficient * value loss - entropy_coefficient * entropy, as weighted sums."""
         del state
         weight, clip_range = minibatch[WEIGHT], minibatch["clip_range"]
-        heads = self._network(params, minibatch)
+        heads = self._network(params[POLICY], minibatch)
         log_prob, entropies = self._log_prob_and_entropy(heads["policy"], minibatch["action"])
         log_ratio = log_prob - minibatch["proximal_log_prob"]
         ratio = log_ratio.exp()

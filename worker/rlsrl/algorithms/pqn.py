@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from rlsrl.algorithms.base import WEIGHT, Algorithm, Batch, Evaluate, Reduce, Tensors
+from rlsrl.algorithms.base import POLICY, WEIGHT, Algorithm, Batch, Evaluate, ParameterGroup, Reduce, Tensors
 from rlsrl.algorithms.returns import explained_variance, explained_variance_sums, generalized_advantages
 from rlsrl.algorithms.rows import as_rows, check_divides, frame_rows, mean_schedule, step_rows
 from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
@@ -40,13 +40,19 @@ class Pqn(Algorithm):
     def __init__(self, policy: TorchPolicy, settings: PqnSpec, *, minibatch_size: int, epsilon: Scheduled) -> None:
         """Train the network of ``policy``, whose own weights are not used; ``minibatch_size`` is this rank's share."""
         self._network = policy.pure
+        self._device = policy.device
         self._observation = tuple(policy.env_spec.observation)
         self._settings = settings
         self._minibatch_size = minibatch_size
         self._epsilon = epsilon
 
+    @property
     @override
-    def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
+    def groups(self) -> dict[str, ParameterGroup]:
+        return {POLICY: ParameterGroup(loss=self.loss)}
+
+    @override
+    def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
         """Evaluate all T+1 frames in one pass and compute the targets. Rows are the T * B steps, time first.
 
         With V(s) the largest value in s, ``target_t = r_t + discount * ((1 - q_lambda) * V(s_{t+1}) + q_lambda *
@@ -58,7 +64,7 @@ class Pqn(Algorithm):
         """
         mask = slots["mask"]
         check_divides(mask, self._minibatch_size)
-        frames = frame_rows(slots, self._observation, self._network, params.device)
+        frames = frame_rows(slots, self._observation, self._network, self._device)
         evaluated = evaluate(params, frames)
         largest, chosen = (to_host(evaluated[name]).reshape(mask.shape[0] + 1, -1) for name in ("largest", "chosen"))
         _, target = generalized_advantages(
@@ -71,7 +77,7 @@ class Pqn(Algorithm):
             gae_lambda=self._settings.q_lambda,
         )
         return Batch(
-            rows={**step_rows(frames, mask.size), "target": to_device(as_rows(target), params.device)},
+            rows={**step_rows(frames, mask.size), "target": to_device(as_rows(target), self._device)},
             schedule_inputs={"mask": as_rows(mask)},
             num_transitions=int(np.count_nonzero(mask)),
             metrics={
@@ -82,9 +88,9 @@ class Pqn(Algorithm):
         )
 
     @override
-    def evaluate(self, params: Tensor, rows: Tensors) -> Tensors:
+    def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:
         """Return the ``largest`` value and that of the ``chosen`` action, [N] each."""
-        values = self._network(params, rows)["q"]
+        values = self._network(params[POLICY], rows)["q"]
         return {"largest": values.amax(dim=-1), "chosen": _chosen(values, rows["action"])}
 
     @override
@@ -102,12 +108,11 @@ class Pqn(Algorithm):
     def adopt(self, coefficients: Mapping[str, Scheduled]) -> None:
         self._epsilon = coefficients["epsilon"]
 
-    @override
-    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+    def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         """Return the mean squared difference of the chosen actions' values from their targets, as a weighted sum."""
         del state
         weight = minibatch[WEIGHT]
-        chosen = _chosen(self._network(params, minibatch)["q"], minibatch["action"])
+        chosen = _chosen(self._network(params[POLICY], minibatch)["q"], minibatch["action"])
         loss = torch.dot((chosen - minibatch["target"]).square(), weight)
         metrics = {"loss": loss, "q": torch.dot(chosen, weight)}
         return loss, {name: tensor.detach() for name, tensor in metrics.items()}

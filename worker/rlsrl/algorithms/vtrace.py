@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from rlsrl.algorithms.base import WEIGHT, Algorithm, Batch, Evaluate, Reduce, Tensors
+from rlsrl.algorithms.base import POLICY, WEIGHT, Algorithm, Batch, Evaluate, ParameterGroup, Reduce, Tensors
 from rlsrl.algorithms.returns import Flags, Floats, accumulate_backwards, diagnostics
 from rlsrl.algorithms.rows import as_rows, check_divides, frame_rows, mean_schedule, step_rows
 from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
@@ -42,6 +42,7 @@ class Vtrace(Algorithm):
     ) -> None:
         """Train the network of ``policy``, whose own weights are not used; ``minibatch_size`` is this rank's share."""
         self._network = policy.pure
+        self._device = policy.device
         self._observation = tuple(policy.env_spec.observation)
         self._log_prob = log_prob_for(policy.env_spec.action)
         self._log_prob_and_entropy = log_prob_and_entropy_for(policy.env_spec.action)
@@ -49,8 +50,13 @@ class Vtrace(Algorithm):
         self._minibatch_size = minibatch_size
         self._entropy_coefficient = entropy_coefficient
 
+    @property
     @override
-    def prepare(self, params: Tensor, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
+    def groups(self) -> dict[str, ParameterGroup]:
+        return {POLICY: ParameterGroup(loss=self.loss)}
+
+    @override
+    def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
         """Evaluate all T+1 frames in one pass and compute targets and advantages. Rows are the T * B steps, time first.
 
         Raises:
@@ -58,7 +64,7 @@ class Vtrace(Algorithm):
         """
         mask = slots["mask"]
         check_divides(mask, self._minibatch_size)
-        frames = frame_rows(slots, self._observation, self._network, params.device)
+        frames = frame_rows(slots, self._observation, self._network, self._device)
         evaluated = {name: to_host(tensor) for name, tensor in evaluate(params, frames).items()}
         value = evaluated["value"].reshape(mask.shape[0] + 1, -1)
         log_prob = evaluated["log_prob"].reshape(value.shape)[:-1]
@@ -79,7 +85,7 @@ class Vtrace(Algorithm):
         return Batch(
             rows={
                 **step_rows(frames, mask.size),
-                **{name: to_device(as_rows(array), params.device) for name, array in computed.items()},
+                **{name: to_device(as_rows(array), self._device) for name, array in computed.items()},
             },
             schedule_inputs={"mask": as_rows(mask)},
             num_transitions=int(np.count_nonzero(mask)),
@@ -87,9 +93,9 @@ class Vtrace(Algorithm):
         )
 
     @override
-    def evaluate(self, params: Tensor, rows: Tensors) -> Tensors:
+    def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:
         """Return ``value`` [N] and the action's ``log_prob`` [N] for each observation and action."""
-        heads = self._network(params, rows)
+        heads = self._network(params[POLICY], rows)
         return {"value": heads["value"], "log_prob": self._log_prob(heads["policy"], rows["action"])}
 
     @override
@@ -105,12 +111,11 @@ class Vtrace(Algorithm):
     def adopt(self, coefficients: Mapping[str, Scheduled]) -> None:
         self._entropy_coefficient = coefficients["entropy_coefficient"]
 
-    @override
-    def loss(self, params: Tensor, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+    def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         """Return policy loss + value_coefficient * value loss - entropy_coefficient * entropy, as weighted sums."""
         del state
         weight = minibatch[WEIGHT]
-        heads = self._network(params, minibatch)
+        heads = self._network(params[POLICY], minibatch)
         log_prob, entropies = self._log_prob_and_entropy(heads["policy"], minibatch["action"])
         policy_loss = -torch.dot(log_prob * minibatch["advantage"], weight)
         value_loss = 0.5 * torch.dot((heads["value"] - minibatch["target"]).square(), weight)

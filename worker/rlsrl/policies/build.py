@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,8 +45,7 @@ def build_network(
             float32 and finite.
     """
     name = f"{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', factory)}"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         unmasked, mask = env_spec.unmasked, env_spec.action.mask
         try:
             network = factory(unmasked, **kwargs)
@@ -61,6 +61,14 @@ def build_network(
         network.to(device)
         _try(network, unmasked, name, device, outputs=outputs)
     return network if mask is None else MaskedNetwork(network, mask)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's generator of the CPU inside the block, and restore it after."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def _check_method_names(network: nn.Module, name: str) -> None:

@@ -16,6 +16,8 @@ from typing_extensions import override
 from rlsrl.api.model import INTEGRAL, LIVE, REFUSE, Arguments, Model
 from rlsrl.api.spec.scalars import Attribute, Count
 
+OptimizerName = Literal["adam", "radam"]
+"""Adam (Kingma and Ba 2015), or RAdam (Liu et al. 2020)."""
 NetworkOutputs = Literal["policy", "policyAndValue", "actionValues"]
 """What a network computes for an observation: parameters of the action distribution, these and the observation's value,
 or a value for each action. A policy of the last kind takes the best action, or with a probability any."""
@@ -49,7 +51,7 @@ class AlgorithmSettings(Model):
     """The settings that every algorithm has, and what others need to know of the rest."""
 
     learning_rate: Annotated[float, Field(gt=0, le=1), LIVE] = 3e-4
-    """Step size of Adam."""
+    """Step size of the optimizer."""
     learning_rate_schedule: Annotated[ScheduleSpec, LIVE] | None = None
     """How learningRate changes during training. Constant by default."""
     discount: Annotated[float, Field(ge=0, le=1)] = 0.99
@@ -61,8 +63,10 @@ class AlgorithmSettings(Model):
     """Whether rewards are divided by the standard deviation of the discounted return and clipped to [-10, 10]."""
     max_gradient_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 0.5
     """Longer gradients are scaled down to this Euclidean norm."""
+    optimizer: OptimizerName = "adam"
+    """``adam``, or ``radam``: rectified Adam (Liu et al. 2020), whose first steps are shorter."""
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
-    """Added to Adam's denominator."""
+    """Added to the optimizer's denominator."""
 
     minibatch_size_path: ClassVar[tuple[str, ...]] = ("minibatchSize",)
     """Where the block has the rows of a gradient step, in YAML names."""
@@ -176,7 +180,9 @@ class PqnSpec(MinibatchSettings):
     """
 
     learning_rate: Annotated[float, Field(gt=0, le=1), LIVE] = 2.5e-4
-    """Step size of Adam."""
+    """Step size of the optimizer."""
+    optimizer: OptimizerName = "radam"
+    """``adam``, or ``radam``: rectified Adam (Liu et al. 2020), whose first steps are shorter."""
     max_gradient_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 10.0
     """Longer gradients are scaled down to this Euclidean norm."""
     epsilon: Annotated[float, Field(ge=0, le=1), LIVE] = 0.1

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
+from rlsrl.algorithms.adam import OPTIMIZERS
 from rlsrl.algorithms.base import Reduce
 from rlsrl.algorithms.catalog import implementation_of
 from rlsrl.algorithms.learner import Learner
@@ -16,6 +17,7 @@ from rlsrl.api.resolved import TrainerConfig
 from rlsrl.data.slots import SlotLayout, rollout_layout
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.build import seeded
 from rlsrl.policies.device import device_for
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError
@@ -41,12 +43,15 @@ def build_learner(
     if device.type != "cpu":
         policy = torch_policy(config.network, env_spec, outputs=settings.outputs, seed=config.seed, device=device)
     build = implementation_of(config.algorithm).build
+    with seeded(derived_seed(config.seed, "algorithm")):  # equal networks of the algorithm's own on all ranks
+        algorithm = build(settings, policy, config.num_trainers, config.stop.env_steps)
     return Learner(
-        build(settings, policy, config.num_trainers, config.stop.env_steps),
+        algorithm,
         initial,
         learning_rate=learning_rate_of(config),
-        adam_epsilon=settings.adam_epsilon,
-        max_gradient_norm=settings.max_gradient_norm,
+        optimizer=OPTIMIZERS[settings.optimizer](
+            epsilon=settings.adam_epsilon, max_gradient_norm=settings.max_gradient_norm
+        ),
         seed=derived_seed(config.seed, "minibatches"),
         normalizer=_normalizer(config, env_spec),
         reduce=reduce,
