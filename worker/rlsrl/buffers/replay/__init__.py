@@ -1,0 +1,1 @@
+"""Replay: transitions that are kept after they were trained, and drawn again."""

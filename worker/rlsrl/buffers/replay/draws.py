@@ -1,0 +1,136 @@
+"""Which transitions of a replay store are drawn: all with equal probability, or by priority."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from rlsrl.buffers.replay.layout import MARK
+from rlsrl.buffers.replay.segments import Indices, Segments
+from rlsrl.buffers.replay.sum_tree import SumTree
+
+MOST_ATTEMPTS = 20
+"""Rounds in which places without a transition are drawn again, before the transitions are listed."""
+SCALE = 1 << 20
+"""Whole numbers of a priority of 1."""
+LARGEST = float(1 << 40)
+"""The largest whole number of a priority: the sum of 8 million of them is below 2 ** 63."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Transitions that were drawn, with replacement."""
+
+    keys: Indices
+    """[N]: see ``rows.rows_of``."""
+    share: NDArray[np.float64]
+    """The probability with which each was drawn, [N]."""
+
+
+class Draws(Protocol):
+    """Draws transitions from segments, of which there is at least one."""
+
+    def inserted(self, numbers: range) -> None:
+        """Know of new segments, in the places of those that they removed."""
+
+    def draw(self, num_rows: int, rng: np.random.Generator) -> Drawn:
+        """Draw transitions independently."""
+
+    def settle(self, keys: Indices, errors: NDArray[np.float32]) -> None:
+        """Learn of the errors of transitions that were trained, [N]. Those that are gone meanwhile are left out."""
+
+
+class UniformDraws(Draws):
+    """Every transition has the same probability."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+
+    @override
+    def inserted(self, numbers: range) -> None:
+        """Nothing follows from it."""
+
+    @override
+    def draw(self, num_rows: int, rng: np.random.Generator) -> Drawn:
+        """Draw places, and draw those without a transition again: all transitions keep the same probability."""
+        segments, num_steps = self._segments, self._segments.layout.num_steps
+        end = segments.next_number
+        first = max(0, end - segments.layout.num_segments)
+        keys = rng.integers(first * num_steps, end * num_steps, num_rows)
+        for _ in range(MOST_ATTEMPTS):
+            missing = np.flatnonzero(~self._are_transitions(keys))
+            if not missing.size:
+                break
+            keys[missing] = rng.integers(first * num_steps, end * num_steps, missing.size)
+        else:
+            missing = np.flatnonzero(~self._are_transitions(keys))
+            every = np.arange(first * num_steps, end * num_steps)
+            keys[missing] = rng.choice(every[self._are_transitions(every)], missing.size)
+        return Drawn(keys=keys, share=np.full(num_rows, 1.0 / segments.num_transitions))
+
+    @override
+    def settle(self, keys: Indices, errors: NDArray[np.float32]) -> None:
+        """Nothing follows from it."""
+
+    def _are_transitions(self, keys: Indices) -> NDArray[np.bool_]:
+        number, step = np.divmod(keys, self._segments.layout.num_steps)
+        place = number % self._segments.layout.num_segments
+        found: NDArray[np.bool_] = self._segments.are_held(number) & self._segments.arrays["mask"][place, step]
+        return found
+
+
+class PrioritizedDraws(Draws):
+    """Proportional prioritisation (Schaul et al. 2016): ``P(i) = p_i / sum p`` (eq. 1).
+
+    ``p_i = (|error_i| + offset) ** exponent``. New transitions have the largest priority that there ever was.
+    Priorities are rounded to multiples of 2 ** -20, and ``share`` is by what they are rounded to.
+    """
+
+    def __init__(self, segments: Segments, *, exponent: float, offset: float) -> None:
+        """Give all transitions that are held the same priority."""
+        self._segments = segments
+        self._exponent = exponent
+        self._offset = offset
+        self._largest = SCALE
+        self._tree = SumTree(segments.layout.num_places)
+        marks = segments.arrays[MARK]
+        self._refresh(np.sort(marks[marks > 0]) - 1)
+
+    @override
+    def inserted(self, numbers: range) -> None:
+        """Give the new transitions the largest priority."""
+        self._refresh(np.arange(numbers.start, numbers.stop))
+
+    @override
+    def draw(self, num_rows: int, rng: np.random.Generator) -> Drawn:
+        """Draw transitions by priority."""
+        total = self._tree.total
+        places = self._tree.find(rng.integers(0, total, num_rows))
+        segment, step = np.divmod(places, self._segments.layout.num_steps)
+        numbers = self._segments.arrays[MARK][segment] - 1
+        return Drawn(
+            keys=numbers * self._segments.layout.num_steps + step,
+            share=self._tree[places] / total,
+        )
+
+    @override
+    def settle(self, keys: Indices, errors: NDArray[np.float32]) -> None:
+        """Give these transitions the priorities of their errors."""
+        numbers, step = np.divmod(keys, self._segments.layout.num_steps)
+        held = self._segments.are_held(numbers)
+        places = (numbers % self._segments.layout.num_segments) * self._segments.layout.num_steps + step
+        priorities = (np.abs(errors.astype(np.float64)) + self._offset) ** self._exponent
+        rounded = np.clip(np.rint(priorities * SCALE), 1, LARGEST).astype(np.int64)[held]
+        self._tree[places[held]] = rounded
+        self._largest = max(self._largest, int(rounded.max(initial=0)))
+
+    def _refresh(self, numbers: Indices) -> None:
+        """Set the priorities of whole segments: the largest for transitions, 0 elsewhere."""
+        layout = self._segments.layout
+        segment = numbers % layout.num_segments
+        places = (segment[:, None] * layout.num_steps + np.arange(layout.num_steps)).reshape(-1)
+        self._tree[places] = np.where(self._segments.arrays["mask"][segment], self._largest, 0).reshape(-1)

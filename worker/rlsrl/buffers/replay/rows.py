@@ -1,0 +1,70 @@
+"""Rows of a replay store: transitions with the rewards of n steps and the frame they lead to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsrl.buffers.replay.layout import EPISODE_START
+from rlsrl.buffers.replay.segments import NONE, Indices, Segments, stack_places
+from rlsrl.data.specs import Arrays
+
+NEXT = "next/"
+"""Prefix of the paths of observations that transitions lead to."""
+
+
+def rows_of(segments: Segments, keys: Indices, *, num_steps: int, discount: float) -> Arrays:
+    """Return the transitions with these keys, [N]: ``number * T + step`` for a step of a segment that is held.
+
+    With up to n = ``num_steps`` steps from each on, fewer at the end of an episode and where the lane's next segment is
+    not there yet:
+
+    - ``action`` [N, ...] and observations [N, ...] by path;
+    - ``reward`` [N]: the sum of the steps' rewards, the k-th weighted by ``discount ** k``;
+    - ``next/...`` [N, ...]: observations after the last of the steps;
+    - ``discount`` [N]: the weight of a value of these, ``discount ** steps``, or 0 if the episode terminated.
+    """
+    layout, arrays = segments.layout, segments.arrays
+    number, step = np.divmod(keys, layout.num_steps)
+    place = number % layout.num_segments
+    reward = arrays["reward"][place, step].astype(np.float32)
+    weight = np.full(len(keys), discount, np.float32)
+    end_place, end_step = place, step
+    for _ in range(1, num_steps):
+        end_place, end_step, goes_on = _after(segments, end_place, end_step)
+        reward += np.where(goes_on, weight * arrays["reward"][end_place, end_step], np.float32(0.0))
+        weight *= np.where(goes_on, np.float32(discount), np.float32(1.0))
+    weight *= ~arrays["terminated"][end_place, end_step]
+    rows = {"action": arrays["action"][place, step], "reward": reward, "discount": weight}
+    for name in layout.frames:
+        rows[name] = _frames(segments, name, place, step)
+        rows[NEXT + name] = _frames(segments, name, end_place, end_step + 1)
+    return rows
+
+
+def _after(segments: Segments, place: Indices, step: Indices) -> tuple[Indices, Indices, NDArray[np.bool_]]:
+    """Return (place, step) of the transitions after these in their episodes, and whether there are any; else these.
+
+    A transition that does not end its episode is followed by another one, once that has arrived.
+    """
+    layout, arrays = segments.layout, segments.arrays
+    is_last = step + 1 == layout.num_steps
+    following = segments.following[place]
+    next_place = np.where(is_last, following % layout.num_segments, place)
+    next_step = np.where(is_last, 0, step + 1)
+    has_ended = arrays["terminated"][place, step] | arrays["truncated"][place, step]
+    exists = ~has_ended & (~is_last | (following != NONE))
+    return np.where(exists, next_place, place), np.where(exists, next_step, step), exists
+
+
+def _frames(segments: Segments, name: str, place: Indices, frame: Indices) -> NDArray[Any]:
+    """Return observations, [N, ...]."""
+    layout, arrays = segments.layout, segments.arrays
+    if name not in layout.stacks:
+        whole: NDArray[Any] = arrays[name][place, frame]
+        return whole
+    places = stack_places(frame, arrays[EPISODE_START][place, frame], layout.stacks[name])
+    images: NDArray[Any] = arrays[name][place[:, None], places]
+    return images

@@ -1,0 +1,184 @@
+"""A ring of segments: inserting slots lane by lane, and finding where each lane goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlsrl.buffers.replay.layout import (
+    EPISODE_START,
+    FIRST_TRAINED,
+    INCARNATION,
+    LANE,
+    MARK,
+    PRODUCER,
+    SEQUENCE,
+    STEP_FIELDS,
+    ReplayLayout,
+)
+from rlsrl.data.slots import Slot
+
+Indices = NDArray[np.int64]
+
+NONE = -1
+"""The number of no segment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inserted:
+    """What an insertion changed."""
+
+    numbers: range
+    """The numbers of the new segments."""
+    num_transitions: int
+    """Transitions inserted."""
+    num_evicted: int
+    """Transitions removed for them that were trained before."""
+    num_evicted_untrained: int
+    """Transitions removed for them that were not."""
+
+
+class Segments:
+    """Segments in a ring, over memory that may outlive the process. Not thread-safe.
+
+    Segments are numbered in the order of insertion; a number says the place, ``number % num_segments``. The mark in the
+    memory says that a segment is whole: it is removed before its place is overwritten, and written last. So what a
+    killed process left is either whole or free.
+    """
+
+    def __init__(self, layout: ReplayLayout, memory: Any) -> None:
+        """Use ``memory``: zeros, or what an earlier process left of a store with this layout."""
+        self.layout = layout
+        self.arrays: Mapping[str, NDArray[Any]] = layout.view(memory)
+        """All arrays by field, each [num_segments, ...]."""
+        self.following: Indices = np.full(layout.num_segments, NONE, np.int64)
+        """The number of the segment with which the lane of each goes on, by place, or ``NONE``: not known yet."""
+        self._newest: dict[tuple[int, int, int], int] = {}
+        """The number of each lane's newest segment, by producer, incarnation and lane."""
+        self.next_number = 0
+        """The number of the next segment."""
+        self._recover()
+        held = self.arrays[MARK] > 0
+        self.num_transitions = int(np.count_nonzero(self.arrays["mask"][held]))
+        """Transitions held."""
+
+    def insert(self, slot: Slot) -> Inserted:
+        """Copy a slot's lanes into the places of the oldest segments.
+
+        Raises:
+            ValueError: a stacked observation is no stack of the images of successive frames.
+        """
+        assert slot.producer is not None, "set on arrival"
+        first, trained, untrained = self.next_number, 0, 0
+        for lane in range(slot.num_lanes):
+            evicted = self._free(self.next_number % self.layout.num_segments)
+            trained, untrained = trained + evicted[0], untrained + evicted[1]
+            self._write(slot, lane)
+        num_transitions = int(np.count_nonzero(slot.arrays["mask"]))
+        self.num_transitions += num_transitions - trained - untrained
+        return Inserted(
+            numbers=range(first, self.next_number),
+            num_transitions=num_transitions,
+            num_evicted=trained,
+            num_evicted_untrained=untrained,
+        )
+
+    def are_held(self, numbers: Indices) -> NDArray[np.bool_]:
+        """Return which of these segments are still there."""
+        marks: Indices = self.arrays[MARK][numbers % self.layout.num_segments]
+        held: NDArray[np.bool_] = (numbers != NONE) & (marks == numbers + 1)
+        return held
+
+    def _free(self, place: int) -> tuple[int, int]:
+        """Remove the segment at a place, if there is one; return its transitions (trained, untrained)."""
+        number = int(self.arrays[MARK][place]) - 1
+        if number == NONE:
+            return 0, 0
+        self.arrays[MARK][place] = 0
+        self.following[place] = NONE
+        lane = self._lane_at(place)
+        if self._newest.get(lane) == number:
+            del self._newest[lane]
+        mask, is_trained = self.arrays["mask"][place], self.arrays[FIRST_TRAINED][place] != 0
+        return int(np.count_nonzero(mask & is_trained)), int(np.count_nonzero(mask & ~is_trained))
+
+    def _write(self, slot: Slot, lane: int) -> None:
+        assert slot.producer is not None, "checked by the caller"
+        number, layout = self.next_number, self.layout
+        place = number % layout.num_segments
+        for name in STEP_FIELDS:
+            self.arrays[name][place] = slot.arrays[name][:, lane]
+        for name in layout.frames:
+            if name not in layout.stacks:
+                self.arrays[name][place] = slot.arrays[name][:, lane]
+        if layout.stacks:
+            self._write_images(slot, lane, place)
+        headers = (slot.producer.index, slot.producer.incarnation, lane, slot.sequence)
+        for name, value in zip((PRODUCER, INCARNATION, LANE, SEQUENCE), headers, strict=True):
+            self.arrays[name][place] = value
+        self.arrays[FIRST_TRAINED][place] = 0
+        self.arrays[MARK][place] = number + 1
+        self.next_number = number + 1
+        self._link(number)
+
+    def _write_images(self, slot: Slot, lane: int, place: int) -> None:
+        """Write the first stack and the last image of each further one.
+
+        The episode of the frame after a step that is no transition begins with that frame.
+        """
+        begins = np.zeros(self.layout.num_steps + 1, np.int16)
+        begins[1:] = np.where(slot.arrays["mask"][:, lane], 0, np.arange(1, self.layout.num_steps + 1))
+        starts = np.maximum.accumulate(begins)
+        self.arrays[EPISODE_START][place] = starts
+        for name, depth in self.layout.stacks.items():
+            stacks, images = slot.arrays[name][:, lane], self.arrays[name][place]
+            images[:depth] = stacks[0]
+            images[depth:] = stacks[1:, -1]
+            last = images[stack_places(np.int64(self.layout.num_steps), starts[-1], depth)]
+            if slot.arrays["mask"][-1, lane] and not np.array_equal(last, stacks[-1]):
+                raise ValueError(
+                    f"{name}: after {self.layout.num_steps} steps the {depth} images of lane {lane} are not the last "
+                    "images of its frames"
+                )
+
+    def _link(self, number: int) -> None:
+        """Note that a segment is its lane's newest, and follows the one before if no slot between them is missing."""
+        place = number % self.layout.num_segments
+        lane = self._lane_at(place)
+        before = self._newest.get(lane, NONE)
+        if before != NONE:
+            before_place = before % self.layout.num_segments
+            if self.arrays[SEQUENCE][before_place] + 1 == self.arrays[SEQUENCE][place]:
+                self.following[before_place] = number
+        self._newest[lane] = number
+
+    def _lane_at(self, place: int) -> tuple[int, int, int]:
+        producer, incarnation, lane = (int(self.arrays[name][place]) for name in (PRODUCER, INCARNATION, LANE))
+        return producer, incarnation, lane
+
+    def _recover(self) -> None:
+        """Find the whole segments in the memory. Others are free."""
+        marks = self.arrays[MARK]
+        misplaced = (marks < 0) | ((marks - 1) % self.layout.num_segments != np.arange(self.layout.num_segments))
+        marks[misplaced] = 0
+        numbers = np.sort(marks[marks > 0]) - 1
+        for number in numbers.tolist():
+            self._link(number)
+        self.next_number = int(numbers[-1]) + 1 if numbers.size else 0
+
+
+def stack_places(frame: Any, start: Any, depth: int) -> Indices:
+    """Return the places of a frame's images among those of its segment, [..., depth], oldest first.
+
+    ``frame`` [...] is the frame's number in the segment, ``start`` [...] that of the first frame of its episode, or 0
+    if that is of an earlier segment. Frame f's last image is at place ``f + depth - 1``. A stack repeats the first
+    image of an episode until there are enough.
+    """
+    start = np.asarray(start, np.int64)
+    first = np.where(start > 0, start + depth - 1, 0)
+    places: Indices = np.maximum(np.asarray(frame, np.int64)[..., None] + np.arange(depth), first[..., None])
+    return places

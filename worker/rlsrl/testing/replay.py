@@ -1,0 +1,117 @@
+"""Slots of environments whose every frame is another, and a plain account of the transitions in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from rlsrl.data.slots import ProducerId, Slot, rollout_layout
+from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.envs.vector import LoopVectorEnv
+
+
+class Numbered(gymnasium.Env[Any, Any]):
+    """Observations are all different. Episodes have 1 to ``longest`` steps; a third are truncated, at the end."""
+
+    def __init__(self, *, longest: int = 9, image: bool = False) -> None:
+        self._longest = longest
+        self._image = image
+        self.observation_space = (
+            gymnasium.spaces.Box(0, 255, (6, 5), np.uint8)
+            if image
+            else gymnasium.spaces.Box(-1e9, 1e9, (2,), np.float32)
+        )
+        self.action_space: gymnasium.Space[Any] = gymnasium.spaces.Discrete(3)
+        self._frame = 0
+        self._left = 0
+
+    @override
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._left = int(self.np_random.integers(1, self._longest + 1))
+        return self._observation(), {}
+
+    @override
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._left -= 1
+        has_ended, is_cut = self._left == 0, self.np_random.random() < 1 / 3
+        reward = float(self.np_random.standard_normal())
+        return self._observation(), reward, has_ended and not is_cut, has_ended and is_cut, {}
+
+    def _observation(self) -> NDArray[Any]:
+        self._frame += 1
+        if self._image:
+            return self.np_random.integers(0, 256, (6, 5), np.uint8)
+        return np.array([self._frame, self.np_random.random()], np.float32)
+
+
+@dataclass
+class Lane:
+    """All that happened in one lane, in order."""
+
+    frames: list[dict[str, Any]] = field(default_factory=list)
+    """One more than steps."""
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+    def transition(self, start: int, *, num_steps: int, discount: float, end: int) -> dict[str, Any]:
+        """Return the transition from the step ``start`` over at most n steps, none at ``end`` or later."""
+        total, weight, step = 0.0, 1.0, start
+        while True:
+            total += weight * self.steps[step]["reward"]
+            weight *= discount
+            step += 1
+            before = self.steps[step - 1]
+            if before["terminated"] or before["truncated"] or step == start + num_steps or step == end:
+                break
+            if not self.steps[step]["mask"]:
+                break
+        return {
+            "action": self.steps[start]["action"],
+            "reward": total,
+            "discount": 0.0 if self.steps[step - 1]["terminated"] else weight,
+            **self.frames[start],
+            **{f"next/{name}": array for name, array in self.frames[step].items()},
+        }
+
+
+class SlotSource:
+    """Slots of one producer, with what is in them in plain lists."""
+
+    def __init__(self, *, num_steps: int, num_lanes: int, make: Any = Numbered, seed: int = 0, index: int = 0) -> None:
+        self._envs = LoopVectorEnv(lambda _: make(), seeds=[100 * seed + lane for lane in range(num_lanes)])
+        self.env_spec: EnvSpec = self._envs.spec
+        self.layout = rollout_layout(self.env_spec, num_steps=num_steps, num_lanes=num_lanes)
+        self.lanes = [Lane() for _ in range(num_lanes)]
+        self._producer = ProducerId(index, 1)
+        self._rng = np.random.default_rng(seed)
+        self._sequence = 0
+
+    def slot(self) -> Slot:
+        """Step all lanes by random actions and return a slot."""
+        arrays = self.layout.view(bytearray(self.layout.nbytes))
+        self._envs.begin(arrays)
+        for step in range(self.layout.num_steps):
+            arrays["action"][step] = self._rng.integers(0, 3, self.layout.num_lanes)
+            self._envs.step(arrays, step, arrays["action"][step])
+        for lane, kept in enumerate(self.lanes):
+            self._keep(arrays, lane, kept)
+        slot = Slot(arrays=arrays, producer=self._producer, sequence=self._sequence)
+        self._sequence += 1
+        return slot
+
+    def _keep(self, arrays: Mapping[str, NDArray[Any]], lane: int, kept: Lane) -> None:
+        frames: Arrays = {name: arrays[name][:, lane].copy() for name in self.env_spec.observation}
+        first = len(kept.frames) > 0
+        kept.frames += [
+            {name: array[frame] for name, array in frames.items()} for frame in range(first, self.layout.num_steps + 1)
+        ]
+        names = ("action", "reward", "terminated", "truncated", "mask")
+        kept.steps += [
+            {name: arrays[name][step, lane].copy() for name in names} for step in range(self.layout.num_steps)
+        ]
