@@ -1,0 +1,143 @@
+"""The ratio of training to gathering, with bounds on both sides.
+
+After Reverb's rate limiters (Cassirer et al. 2021, "Reverb: A Framework For Experience Replay", section 3.3). Here both
+sides are counted where they are committed: env steps when they are stored, updates when a training step ends. Bounds
+follow from the present settings, never from a saved state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """How many updates belong to each env step."""
+
+    updates_per_env_step: float
+    """Above 0."""
+    bound: float
+    """The most updates by which training may be behind. At least one training step's, and those of all env steps that
+    are gathered at a time."""
+
+
+class RatioLimiter:
+    """Counts env steps and updates, and says which side must wait. Not thread-safe.
+
+    The first ``start`` env steps need no updates. After them the updates due are the sum of each env step's ratio,
+    which may change. Training waits while fewer than ``updates_per_step`` are due and not made. Gathering waits while
+    more than the bound would be.
+
+    Both never wait at once: if gathering may not go on, at least a training step's updates are due.
+    """
+
+    def __init__(self, ratio: Ratio, *, start: int, updates_per_step: int, steps_per_grant: int) -> None:
+        """Start with nothing gathered.
+
+        Args:
+            ratio: The ratio and its bound.
+            start: Env steps that are stored before training begins.
+            updates_per_step: Updates of a training step.
+            steps_per_grant: Env steps that are granted at a time, at most.
+
+        Raises:
+            ValueError: the bound is too small: both sides could wait at once.
+        """
+        self._start = start
+        self._updates_per_step = updates_per_step
+        self._steps_per_grant = steps_per_grant
+        self._ratio = self._checked(ratio)
+        self._stored = 0
+        """Env steps stored in the whole run."""
+        self._fresh = 0
+        """Env steps stored in the present store: the start counts anew after a store is lost."""
+        self._outstanding = 0
+        """Env steps granted that have not arrived."""
+        self._updates = 0
+        """Updates made."""
+        self._due_before = 0.0
+        self._counted_from = start
+        """Updates due are ``_due_before`` and those of the env steps after ``_counted_from``."""
+
+    @property
+    def debt(self) -> float:
+        """Updates due and not made."""
+        return self._due(self._stored) - self._updates
+
+    @property
+    def may_train(self) -> bool:
+        """Whether a training step may begin."""
+        return self._fresh >= self._start and self.debt >= self._updates_per_step
+
+    def take(self) -> int:
+        """Return how many env steps may be granted now, and count them as granted: some times ``steps_per_grant``."""
+        coming = self._outstanding
+        while self._may_grant(coming):
+            coming += self._steps_per_grant
+        granted, self._outstanding = coming - self._outstanding, coming
+        return granted
+
+    def stored(self, env_steps: int, *, granted: int) -> None:
+        """Count env steps that arrived for ``granted`` ones."""
+        self._stored += env_steps
+        self._fresh += env_steps
+        self._outstanding -= granted
+
+    def lost(self, granted: int) -> None:
+        """Subtract granted env steps that will never arrive."""
+        self._outstanding -= granted
+
+    def trained(self) -> None:
+        """Count a training step."""
+        self._updates += self._updates_per_step
+
+    def tune(self, ratio: Ratio) -> None:
+        """Use another ratio for the env steps from now on, and another bound.
+
+        Raises:
+            ValueError: the bound is too small.
+        """
+        ratio = self._checked(ratio)
+        self._due_before = self._due(self._stored)
+        self._counted_from = max(self._stored, self._start)
+        self._ratio = ratio
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts, which belong to a training step."""
+        return {"stored": self._stored, "due": self._due(self._stored), "updates": self._updates}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, stored: int, held: int) -> None:
+        """Continue from a saved state with the present settings, before the first grant.
+
+        ``stored`` and ``held`` are the store's own counts. It may know of env steps that arrived after the state was
+        saved, and it may have lost what it held.
+        """
+        self._updates = int(state["updates"])
+        self._due_before = float(state["due"])
+        self._counted_from = max(int(state["stored"]), self._start)
+        self._stored = max(stored, int(state["stored"]))
+        self._fresh = held
+
+    def _may_grant(self, coming: int) -> bool:
+        """Return whether another grant may follow ``coming`` env steps that are granted and have not arrived."""
+        if self._fresh + coming < self._start:
+            return True
+        due = self._due(self._stored + coming + self._steps_per_grant) - self._updates
+        return due <= self._ratio.bound
+
+    def _due(self, stored: int) -> float:
+        after = max(0, stored - self._counted_from)
+        return self._due_before + after * self._ratio.updates_per_env_step
+
+    def _checked(self, ratio: Ratio) -> Ratio:
+        if ratio.updates_per_env_step <= 0.0:
+            raise ValueError(f"updates_per_env_step is {ratio.updates_per_env_step}, and must be above 0")
+        least = self._updates_per_step + self._steps_per_grant * ratio.updates_per_env_step
+        if ratio.bound < least:
+            raise ValueError(
+                f"the bound is {ratio.bound} updates; it must be at least {least}: the {self._updates_per_step} of a "
+                f"training step and those of the {self._steps_per_grant} env steps that are granted at a time"
+            )
+        return ratio
