@@ -103,7 +103,7 @@ def test_a_late_version_is_reported_when_the_text_changes(tmp_path: Path) -> Non
         return SimpleNamespace(
             training=SimpleNamespace(start=nothing, wake=nothing),
             consumer=SimpleNamespace(receive=nothing, outstanding=()),
-            buffer=SimpleNamespace(put=nothing),
+            experience=SimpleNamespace(receive=nothing),
             checkpoints=Checkpoints("", "1.9 is late", "1.9 is late", "", ""),
         )
 
@@ -163,7 +163,7 @@ def run_trainer(
         return SimpleNamespace(
             training=SimpleNamespace(checkpoint=checkpoint, ending=ending, has_stepped=has_stepped, **steps),
             consumer=SimpleNamespace(receive=nothing, close=nothing, outstanding=()),
-            buffer=SimpleNamespace(put=nothing, close=nothing),
+            experience=SimpleNamespace(receive=nothing, close=nothing),
             checkpoints=SimpleNamespace(
                 start=nothing, close=nothing, check=nothing, num_unstored=0, store_last=store_last
             ),

@@ -32,6 +32,7 @@ from rlsrl.testing.inline_samples import InlineChannel, InlineConsumer, InlinePr
 from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.testing.waiting import until
 from rlsrl.workers.compiling import StepCompiler
+from rlsrl.workers.experience import OnPolicyExperience
 from rlsrl.workers.gang import Gang, SoloGang
 from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
 from rlsrl.workers.status import NO_MORE_SAMPLES
@@ -39,13 +40,11 @@ from rlsrl.workers.training import (
     OTHER_RANKS,
     Cadence,
     Checkpoint,
-    Experience,
     Learning,
     Outputs,
     StartingPoint,
     TrainingSettings,
     TrainingThread,
-    count_discards,
 )
 
 ENV = discrete_env_spec()
@@ -141,7 +140,15 @@ class Bench:
             channel,
             ProducerOptions(token=TOKEN, layout=layout, producer_id=ProducerId(0, 0), ledger=self.actor_ledger),
         )
-        self.buffer = FifoBuffer(layout=layout, batch_lanes=LANES, max_policy_lag=buffer_lag or max_policy_lag)
+        self.experience = OnPolicyExperience(
+            buffer=FifoBuffer(layout=layout, batch_lanes=LANES, max_policy_lag=buffer_lag or max_policy_lag),
+            limiter=RateLimiter.on_policy(batch_lanes=LANES, max_policy_lag=max_policy_lag),
+            grant=self.consumer.grant,
+            ledger=self.ledger,
+            batch_lanes=LANES,
+            batch_transitions=SLOT,
+            max_policy_lag=max_policy_lag,
+        )
         never = dict.fromkeys(("return_mean", "env_steps", "train_steps", "wall_seconds"))
 
         def settings(given: Mapping[str, Any]) -> TrainingSettings:
@@ -171,15 +178,7 @@ class Bench:
                 settings=settings(stop or {}),
                 read_settings=settings,
             ),
-            experience=Experience(
-                buffer=self.buffer,
-                limiter=RateLimiter.on_policy(batch_lanes=LANES, max_policy_lag=max_policy_lag),
-                grant=self.consumer.grant,
-                ledger=self.ledger,
-                batch_lanes=LANES,
-                batch_transitions=SLOT,
-                max_policy_lag=max_policy_lag,
-            ),
+            experience=self.experience,
             start=StartingPoint(
                 version=version,
                 progress=progress or Progress(episodes=2),
@@ -199,7 +198,7 @@ class Bench:
     def receive(self) -> None:
         """Run one poll of the trainer's main thread."""
         slots = self.consumer.receive(100, timeout=0)
-        self.buffer.put(slots, oldest_outstanding=min(self.consumer.outstanding, default=None))
+        self.experience.receive(slots, oldest_outstanding=min(self.consumer.outstanding, default=None))
         for slot in slots:
             self.consumer.release(slot)
 
@@ -254,7 +253,7 @@ class Bench:
         self.thread.stop()
         self.thread.join(DEADLINE_SECONDS)
         self.receive()
-        count_discards(self.ledger, self.buffer.close())
+        self.experience.close()
         self.ledger.end()
         self.actor_ledger.end()
         balance(read_pages(self._folder), ended=True).check()

@@ -1,6 +1,6 @@
 """The trainer: one rank of the gang that learns.
 
-The main thread receives slots into the buffer and checks the other threads. The training thread
+The main thread receives slots and checks the other threads. The training thread
 (``rlsrl.workers.training``) takes batches, trains, publishes and grants credits. The checkpoint writer's thread waits
 for the disk. If minibatches are large, a fourth thread computes while a core is idle
 (``rlsrl.algorithms.spare_core``).
@@ -24,7 +24,7 @@ from rlsrl.workers.build.parameters import open_parameter_store
 from rlsrl.workers.build.trainer import TrainerParts, build_trainer
 from rlsrl.workers.checkpoints import LATE, UNSTORED
 from rlsrl.workers.context import WorkerContext
-from rlsrl.workers.training import Checkpoint, count_discards
+from rlsrl.workers.training import Checkpoint
 
 MAX_SLOTS_A_POLL = 1024
 """Limits a poll, so that the main thread checks the other threads often."""
@@ -118,7 +118,7 @@ class TrainerWorker(Worker[TrainerConfig]):
         assert parts is not None, "configured before it polls"
         self._context.join_session.check()
         slots = parts.consumer.receive(MAX_SLOTS_A_POLL, timeout=WAKE_SECONDS)
-        parts.buffer.put(slots, oldest_outstanding=min(parts.consumer.outstanding, default=None))
+        parts.experience.receive(slots, oldest_outstanding=min(parts.consumer.outstanding, default=None))
         for slot in slots:
             parts.consumer.release(slot)
         parts.checkpoints.check()
@@ -161,8 +161,8 @@ class TrainerWorker(Worker[TrainerConfig]):
     def _count_untrained(self, parts: TrainerParts) -> None:
         """Count slots that were acknowledged but never trained, before the last checkpoint stores the ledger."""
         parts.consumer.close()
-        parts.buffer.put(parts.consumer.receive(MAX_SLOTS_A_POLL, timeout=0), oldest_outstanding=None)
-        count_discards(parts.ledger, parts.buffer.close())
+        parts.experience.receive(parts.consumer.receive(MAX_SLOTS_A_POLL, timeout=0), oldest_outstanding=None)
+        parts.experience.close()
 
     def _store_last(self, final: Checkpoint, parts: TrainerParts) -> None:
         """Store the last version. If a stop condition holds, wait for room, and store the terminal record, too."""

@@ -11,12 +11,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from rlsrl.algorithms.learner import Learner, StepResult
 from rlsrl.algorithms.schedules import Scheduled
-from rlsrl.buffers.fifo import Discard, FifoBuffer, LaneBatch
-from rlsrl.buffers.limiter import RateLimiter
 from rlsrl.data.episodes import EndedEpisodes, info_scalars
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters, TrainerState
@@ -25,6 +23,7 @@ from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
+from rlsrl.workers.experience import Experience, TrainingBatch
 from rlsrl.workers.gang import Gang
 from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
 from rlsrl.workers.status import NO_MORE_SAMPLES
@@ -33,19 +32,6 @@ WAKE_SECONDS = 0.2
 """How long the thread waits for a batch before it checks whether it should stop."""
 OTHER_RANKS = "other ranks"
 """The reason to wait of a rank that has a batch while another one has none, or is slower."""
-
-
-class TrainingLedger(Protocol):
-    """The part of the ledger that the training thread writes."""
-
-    def trained(self, num_transitions: int, *, num_untrained: int = 0) -> None:
-        """Count a step's transitions, which left the buffer: those trained, and those whose updates were skipped."""
-
-    def dropped(self, reason: str, num_transitions: int) -> None:
-        """Count transitions that left the buffer untrained."""
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return JSON values to resume from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,28 +77,6 @@ class Learning:
     """The learner already has them."""
     read_settings: Callable[[Mapping[str, Any]], TrainingSettings]
     """Reads live settings, the JSON values that ``TrainingThread.adopt`` receives."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experience:
-    """Where batches come from, and where they are counted."""
-
-    buffer: FifoBuffer
-    limiter: RateLimiter
-    grant: Callable[[int, Version, int], None]
-    """Grants credits to the producers: (number of lanes, version to act with, room); see ``SampleConsumer.grant``."""
-    ledger: TrainingLedger
-    batch_lanes: int
-    """Lanes of a batch on this rank."""
-    batch_transitions: int
-    """Most transitions of a batch, over all ranks."""
-    max_policy_lag: int
-
-    def discard_stale(self, version: Version) -> None:
-        """Drop and count what is too old to be trained after this version."""
-        for discard in self.buffer.discard_stale(version):
-            self.ledger.dropped(discard.reason, discard.num_transitions)
-            self.limiter.discarded(discard.num_lanes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +156,6 @@ class TrainingThread:
         self._failure: BaseException | None = None
         self.ending = Ending()
         self._skip_window = start.skip_window
-        self._room = 0
-        """The room of the last grant."""
         self._needs_no_samples = False
         """Whether this rank has granted all that it can still train, as reported."""
         self._step_ended_at = 0.0
@@ -254,11 +216,11 @@ class TrainingThread:
 
         Call it at a step boundary only: from the thread itself, or after its end.
         """
-        ledgers = [answer["ledger"] for answer in self._gang.agree({"ledger": self._experience.ledger.snapshot()})]
+        ledgers = [answer["ledger"] for answer in self._gang.agree({"ledger": self._experience.ledger_snapshot()})]
         arrays, values = self._learner.state_dict()
         state = {
             "learner": values,
-            "limiter": self._experience.limiter.state_dict(),
+            "limiter": self._experience.limiter_state(),
             "progress": self._progress.state_dict(),
             "minibatches_taken": self._skip_window.taken,
             "ledgers": [*ledgers, *self._absent_ledgers],
@@ -287,7 +249,7 @@ class TrainingThread:
 
     def _train_until_stopped(self) -> None:
         """Train until all ranks leave after the same step. At each boundary they agree what comes next."""
-        batch: LaneBatch | None = None
+        batch: TrainingBatch | None = None
         while True:
             if self._is_paused:
                 self._attention.wait(WAKE_SECONDS)
@@ -323,10 +285,10 @@ class TrainingThread:
                 if any(answer["transitions"] for answer in answers):
                     self._train(batch)
                 else:  # An optimizer step without a transition would still move the weights, by its momentum.
-                    self._experience.limiter.discarded(self._experience.batch_lanes)
+                    self._experience.passed(batch)
                 batch = None
         if batch is not None:
-            self._experience.ledger.dropped("end_of_run", batch.num_transitions)
+            self._experience.abandon(batch)
 
     def _agree(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return every rank's values. A rank with a batch waits here for one without: then it does not work."""
@@ -364,29 +326,21 @@ class TrainingThread:
                 self._outputs.store(checkpoint)
 
     def _grant_credits(self) -> None:
-        experience = self._experience
-        experience.discard_stale(self._version)
-        lanes, room = experience.limiter.take(), experience.limiter.room
-        if lanes or room != self._room:
-            self._room = room
-            experience.grant(lanes, self._version, room)
-        if (needs_none := experience.limiter.is_complete) != self._needs_no_samples:
+        if (needs_none := self._experience.grant(self._version)) != self._needs_no_samples:
             self._needs_no_samples = needs_none
             self._context.report_stats({NO_MORE_SAMPLES: float(needs_none)})
 
-    def _next_batch(self) -> LaneBatch | None:
+    def _next_batch(self) -> TrainingBatch | None:
         with self._context.waiting("batch"):
-            return self._experience.buffer.sample(timeout=WAKE_SECONDS)
+            return self._experience.next_batch(timeout=WAKE_SECONDS)
 
-    def _train(self, batch: LaneBatch) -> None:
+    def _train(self, batch: TrainingBatch) -> None:
         policy_lag = self._version.step - batch.oldest_version.step
         started = self._context.clock.monotonic()
         result = self._learner.step(batch.arrays)
         updated = self._context.clock.monotonic()
         self._version = Version(self._version.attempt, self._version.step + 1)
-        num_trained = batch.num_transitions - result.num_untrained
-        self._experience.ledger.trained(num_trained, num_untrained=result.num_untrained)
-        self._experience.limiter.sampled(self._experience.batch_lanes)
+        self._experience.trained(batch, result)
         publishing = self._context.clock.monotonic()
         self._outputs.publish(self._learner.parameters(self._version))
         copy_seconds = self._context.clock.monotonic() - publishing
@@ -395,13 +349,12 @@ class TrainingThread:
         self._grant_credits()
         self._record_step(batch, result, policy_lag)
 
-    def _record_step(self, batch: LaneBatch, result: StepResult, policy_lag: int) -> None:
+    def _record_step(self, batch: TrainingBatch, result: StepResult, policy_lag: int) -> None:
         """Add up all ranks' parts of the step, so that every rank has the same progress."""
         now = self._context.clock.monotonic()
-        episodes = EndedEpisodes.of(batch.arrays)
         mine = {
-            "transitions": batch.num_transitions,
-            "episodes": vars(episodes),
+            "env_steps": batch.env_steps,
+            "episodes": vars(batch.episodes),
             "policy_lag": policy_lag,
             "seconds": now - self._step_ended_at,
         }
@@ -409,14 +362,14 @@ class TrainingThread:
         parts = self._agree(mine)
         self._progress.add(
             EndedEpisodes.joined([EndedEpisodes(**part["episodes"]) for part in parts]),
-            num_transitions=sum(part["transitions"] for part in parts),
+            num_transitions=sum(part["env_steps"] for part in parts),
             seconds=parts[0]["seconds"],
             minibatches=len(result.taken),
             skipped=result.skipped,
         )
         self._skip_window.add(result.taken)
         exceeds = policy_lag > self._experience.max_policy_lag
-        _show_step(self._context.metrics, result, policy_lag, episodes, self._progress, exceeds=exceeds)
+        _show_step(self._context.metrics, result, policy_lag, batch.episodes, self._progress, exceeds=exceeds)
         self._look_ahead()
         self._unreported = _scalars(self._progress, result, max(part["policy_lag"] for part in parts))
         cadence = self._settings.cadence
@@ -432,7 +385,7 @@ class TrainingThread:
         """Set how many lanes may still be granted, and end training if a stop condition holds."""
         stop, experience = self._settings.stop_conditions, self._experience
         steps = self._progress.steps_left(stop, batch_transitions=experience.batch_transitions)
-        experience.limiter.expect(None if steps is None else steps * experience.batch_lanes)
+        experience.expect(steps)
         self.ending.stop_reason = self._progress.stop_reason(stop)
         self.ending.run_failure = self._skip_window.failure(at_end=self.ending.stop_reason is not None)
         if self.ending.run_failure is not None:
@@ -493,9 +446,3 @@ def _scalars(progress: Progress, result: StepResult, policy_lag: int) -> dict[st
     }
     means = {"return_mean": progress.return_mean, "length_mean": progress.length_mean}
     return scalars | {name: mean for name, mean in means.items() if mean is not None}
-
-
-def count_discards(ledger: TrainingLedger, discards: list[Discard]) -> None:
-    """Count experience that was never trained, by reason."""
-    for discard in discards:
-        ledger.dropped(discard.reason, discard.num_transitions)

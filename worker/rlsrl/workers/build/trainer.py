@@ -41,13 +41,13 @@ from rlsrl.workers.build.samples import open_consumer
 from rlsrl.workers.checkpoints import UNSTORED, UNSTORED_REASON, CheckpointWriter, Unstored
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
+from rlsrl.workers.experience import Experience, OnPolicyExperience
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
 from rlsrl.workers.status import STORED_ON_REQUEST
 from rlsrl.workers.training import (
     Cadence,
     Checkpoint,
-    Experience,
     Learning,
     Outputs,
     StartingPoint,
@@ -67,7 +67,7 @@ class TrainerParts:
 
     gang: Gang
     consumer: SampleConsumer
-    buffer: FifoBuffer
+    experience: Experience
     ledger: TrainerLedger
     training: TrainingThread
     checkpoints: CheckpointWriter
@@ -114,11 +114,11 @@ def build_trainer(
         ledger = _resumed_ledger(context, state, gang.rank, resources)
         layout = batch_layout(config, env_spec)
         consumer = _open_consumer(config, context, layout, ledger, resources)
-        buffer = FifoBuffer(layout=layout, batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
+        experience = _experience(config, state, layout, consumer, ledger)
         checkpoints = _checkpoint_writer(config, context, db, wait_for_exit)
         training = TrainingThread(
             learning=_learning(config, context, env_spec, learner, device),
-            experience=_experience(config, state, consumer, buffer, ledger),
+            experience=experience,
             start=starting_point(config, context, state, num_ranks=gang.size, is_retry=withdrawn is not None),
             outputs=_outputs(config, context, metadata, resources, gang, checkpoints, on_training_end),
             context=context,
@@ -129,7 +129,7 @@ def build_trainer(
         return TrainerParts(
             gang=gang,
             consumer=consumer,
-            buffer=buffer,
+            experience=experience,
             ledger=ledger,
             training=training,
             checkpoints=checkpoints,
@@ -357,15 +357,15 @@ def _settings(config: TrainerConfig) -> TrainingSettings:
 def _experience(
     config: TrainerConfig,
     state: TrainerState | None,
+    layout: SlotLayout,
     consumer: SampleConsumer,
-    buffer: FifoBuffer,
     ledger: TrainerLedger,
 ) -> Experience:
     limiter = RateLimiter.on_policy(batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
     if state is not None:
         limiter.load_state_dict(state.values["limiter"])
-    return Experience(
-        buffer=buffer,
+    return OnPolicyExperience(
+        buffer=FifoBuffer(layout=layout, batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag),
         limiter=limiter,
         grant=consumer.grant,
         ledger=ledger,

@@ -1,0 +1,189 @@
+"""Where the batches of a trainer rank come from, and how gathering keeps pace with training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from typing_extensions import override
+
+from rlsrl.algorithms.learner import StepResult
+from rlsrl.buffers.fifo import Discard, FifoBuffer
+from rlsrl.buffers.limiter import RateLimiter
+from rlsrl.data.episodes import EndedEpisodes
+from rlsrl.data.slots import Slot
+from rlsrl.data.specs import Arrays
+from rlsrl.data.version import Version
+
+
+class TrainingLedger(Protocol):
+    """The part of the ledger that is written for what the rank received."""
+
+    def trained(self, num_transitions: int, *, num_untrained: int = 0) -> None:
+        """Count a step's transitions, which left the buffer: those trained, and those whose updates were skipped."""
+
+    def dropped(self, reason: str, num_transitions: int) -> None:
+        """Count transitions that left the buffer untrained."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return JSON values to resume from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingBatch:
+    """What one training step trains on, on this rank."""
+
+    arrays: Arrays
+    """What the algorithm prepares."""
+    num_transitions: int
+    """Transitions in the arrays."""
+    oldest_version: Version
+    """Version of the oldest action. Policy lag counts from it."""
+    env_steps: int
+    """Transitions that count as gathered with this step."""
+    episodes: EndedEpisodes
+    """The episodes that count as ended with this step."""
+
+
+class Experience(Protocol):
+    """What a rank has received and not trained yet. The main thread receives, the training thread calls the rest."""
+
+    batch_transitions: int
+    """Most transitions of a batch, over all ranks."""
+    max_policy_lag: int
+    """Largest allowed policy lag."""
+
+    def receive(self, slots: Sequence[Slot], *, oldest_outstanding: int | None) -> None:
+        """Copy the slots. The caller may then release them.
+
+        ``oldest_outstanding`` is the lowest credit that a live producer holds after these slots were received, or None.
+        If only this changed, because a producer died, call ``receive`` without slots.
+        """
+
+    def grant(self, version: Version) -> bool:
+        """Grant the credits that are due, to act with ``version``; drop and count what may not be trained after it.
+
+        Returns whether all is granted that the rank can still train.
+        """
+
+    def next_batch(self, timeout: float) -> TrainingBatch | None:
+        """Return the next batch. Received slots, ``close`` or the timeout (seconds) ends the wait.
+
+        Returns None if there is none in time or ``grant`` has something to drop, and after ``close``.
+        """
+
+    def trained(self, batch: TrainingBatch, result: StepResult) -> None:
+        """Count a batch that was trained."""
+
+    def passed(self, batch: TrainingBatch) -> None:
+        """Know that no rank trained on a batch, since none has a transition in it."""
+
+    def abandon(self, batch: TrainingBatch) -> None:
+        """Count a batch that is left at the end."""
+
+    def expect(self, steps: int | None) -> None:
+        """Grant no more than what ``steps`` further training steps can use; None: their number is not known."""
+
+    def close(self) -> None:
+        """Form no more batches, and count what was never trained."""
+
+    def ledger_snapshot(self) -> dict[str, Any]:
+        """Return the ledger's JSON values to resume from."""
+
+    def limiter_state(self) -> dict[str, Any]:
+        """Return JSON values from which the pace goes on."""
+
+
+class OnPolicyExperience(Experience):
+    """Each lane of a slot is trained once, in the order in which its credit was granted."""
+
+    def __init__(
+        self,
+        *,
+        buffer: FifoBuffer,
+        limiter: RateLimiter,
+        grant: Callable[[int, Version, int], None],
+        ledger: TrainingLedger,
+        batch_lanes: int,
+        batch_transitions: int,
+        max_policy_lag: int,
+    ) -> None:
+        """Use a buffer that forms batches of ``batch_lanes`` lanes, and its limiter.
+
+        ``grant`` grants credits to the producers: (number of lanes, version to act with, room), see
+        ``SampleConsumer.grant``.
+        """
+        self.batch_transitions = batch_transitions
+        self.max_policy_lag = max_policy_lag
+        self._buffer = buffer
+        self._limiter = limiter
+        self._grant = grant
+        self._ledger = ledger
+        self._batch_lanes = batch_lanes
+        self._room = 0
+        """The room of the last grant."""
+
+    @override
+    def receive(self, slots: Sequence[Slot], *, oldest_outstanding: int | None) -> None:
+        self._buffer.put(slots, oldest_outstanding=oldest_outstanding)
+
+    @override
+    def grant(self, version: Version) -> bool:
+        discards = self._buffer.discard_stale(version)
+        self._count(discards)
+        for discard in discards:
+            self._limiter.discarded(discard.num_lanes)
+        lanes, room = self._limiter.take(), self._limiter.room
+        if lanes or room != self._room:
+            self._room = room
+            self._grant(lanes, version, room)
+        return self._limiter.is_complete
+
+    @override
+    def next_batch(self, timeout: float) -> TrainingBatch | None:
+        batch = self._buffer.sample(timeout)
+        if batch is None:
+            return None
+        return TrainingBatch(
+            arrays=batch.arrays,
+            num_transitions=batch.num_transitions,
+            oldest_version=batch.oldest_version,
+            env_steps=batch.num_transitions,
+            episodes=EndedEpisodes.of(batch.arrays),
+        )
+
+    @override
+    def trained(self, batch: TrainingBatch, result: StepResult) -> None:
+        num_trained = batch.num_transitions - result.num_untrained
+        self._ledger.trained(num_trained, num_untrained=result.num_untrained)
+        self._limiter.sampled(self._batch_lanes)
+
+    @override
+    def passed(self, batch: TrainingBatch) -> None:
+        self._limiter.discarded(self._batch_lanes)
+
+    @override
+    def abandon(self, batch: TrainingBatch) -> None:
+        self._ledger.dropped("end_of_run", batch.num_transitions)
+
+    @override
+    def expect(self, steps: int | None) -> None:
+        self._limiter.expect(None if steps is None else steps * self._batch_lanes)
+
+    @override
+    def close(self) -> None:
+        self._count(self._buffer.close())
+
+    @override
+    def ledger_snapshot(self) -> dict[str, Any]:
+        return self._ledger.snapshot()
+
+    @override
+    def limiter_state(self) -> dict[str, Any]:
+        return self._limiter.state_dict()
+
+    def _count(self, discards: Sequence[Discard]) -> None:
+        """Count what was never trained, by reason."""
+        for discard in discards:
+            self._ledger.dropped(discard.reason, discard.num_transitions)
