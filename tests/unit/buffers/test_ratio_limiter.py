@@ -18,19 +18,24 @@ EPSILON = 1e-6
 
 
 class RatioMachine(RuleBasedStateMachine):
-    """Gathers, trains, loses grants, changes the ratio, crashes and rolls back in any order.
+    """Gathers, trains, changes the ratio, crashes and rolls back in any order.
 
     ``due`` is the sum of the ratios of the env steps that survive, added up one by one.
     """
 
     @initialize(
-        ratio=RATIOS, start=st.integers(0, 50), k=st.integers(1, 20), grant=st.integers(1, 16), slack=st.floats(0, 50)
+        ratio=RATIOS,
+        start=st.integers(0, 50),
+        k=st.integers(1, 20),
+        steps=st.integers(1, 6),
+        widest=st.integers(1, 5),
+        slack=st.floats(0, 50),
     )
-    def begin(self, ratio: float, start: int, k: int, grant: int, slack: float) -> None:
-        self.start, self.k, self.grant, self.slack = start, k, grant, slack
+    def begin(self, ratio: float, start: int, k: int, steps: int, widest: int, slack: float) -> None:
+        self.start, self.k, self.steps, self.widest, self.slack = start, k, steps, widest, slack
         self.ratio = ratio
-        self.limiter = RatioLimiter(self.settings(ratio), start=start, updates_per_step=k, steps_per_grant=grant)
-        self.pending: list[int] = []
+        self.limiter = self.made()
+        self.granted = 0
         self.stored = self.in_store = self.updates = 0
         self.due = 0.0
         self.needs_no_updates = start
@@ -38,36 +43,36 @@ class RatioMachine(RuleBasedStateMachine):
         self.was_rolled_back = False
         self.take()
 
+    def made(self) -> RatioLimiter:
+        settings = self.settings(self.ratio)
+        return RatioLimiter(
+            settings, start=self.start, updates_per_step=self.k, steps_per_lane=self.steps, most_lanes=self.widest
+        )
+
     def settings(self, ratio: float) -> Ratio:
-        return Ratio(updates_per_env_step=ratio, bound=self.k + self.grant * ratio + self.slack)
+        return Ratio(updates_per_env_step=ratio, bound=self.k + self.steps * self.widest * ratio + self.slack)
 
     @property
     def bound(self) -> float:
-        return self.k + self.grant * self.ratio + self.slack
+        return self.settings(self.ratio).bound
 
     def take(self) -> None:
-        granted = self.limiter.take()
-        assert granted % self.grant == 0
-        self.pending += [self.grant] * (granted // self.grant)
+        self.granted += self.limiter.take()
+        assert self.limiter.room == 0
 
-    @precondition(lambda self: self.pending)
+    @precondition(lambda self: self.granted)
     @rule(data=st.data())
     def arrives(self, data: Any) -> None:
         """Some steps only reset an environment, and are no env steps."""
-        granted = self.pending.pop(data.draw(st.integers(0, len(self.pending) - 1)))
-        env_steps = data.draw(st.integers(0, granted))
-        self.limiter.stored(env_steps, granted=granted)
+        lanes = data.draw(st.integers(1, min(self.widest, self.granted)))
+        env_steps = data.draw(st.integers(0, lanes * self.steps))
+        self.granted -= lanes
+        self.limiter.stored(env_steps, lanes=lanes)
         self.stored += env_steps
         self.in_store += env_steps
         free = min(env_steps, self.needs_no_updates)
         self.needs_no_updates -= free
         self.due += (env_steps - free) * self.ratio
-        self.take()
-
-    @precondition(lambda self: self.pending)
-    @rule()
-    def is_lost(self) -> None:
-        self.limiter.lost(self.pending.pop(0))
         self.take()
 
     @precondition(lambda self: self.limiter.may_train)
@@ -99,11 +104,9 @@ class RatioMachine(RuleBasedStateMachine):
         self.needs_no_updates -= free
         self.due += (since - free) * self.ratio
         self.in_store = math.floor(self.in_store * share)
-        self.limiter = RatioLimiter(
-            self.settings(self.ratio), start=self.start, updates_per_step=self.k, steps_per_grant=self.grant
-        )
+        self.limiter = self.made()
         self.limiter.load_state_dict(state, stored=self.stored, held=self.in_store)
-        self.pending.clear()
+        self.granted = 0
         self.was_rolled_back = True
         self.take()
 
@@ -117,7 +120,8 @@ class RatioMachine(RuleBasedStateMachine):
 
     @invariant()
     def never_do_both_wait(self) -> None:
-        assert self.pending or self.limiter.may_train
+        """A slot is gathered once there are grants for its lanes."""
+        assert self.granted >= self.widest or self.limiter.may_train
 
 
 class BoundedMachine(RatioMachine):
@@ -132,7 +136,7 @@ class BoundedMachine(RatioMachine):
 
     @invariant()
     def gathering_is_ahead_by_the_bound_at_most(self) -> None:
-        started_with = self.ratio * self.grant  # the grant with which the start was reached
+        started_with = self.ratio * self.steps * self.widest  # of the slot with which the start was reached
         assert self.limiter.debt <= max(self.bound, started_with) + EPSILON * max(1.0, self.due)
 
 
@@ -142,22 +146,32 @@ TestRatio = RatioMachine.TestCase
 TestBounds = BoundedMachine.TestCase
 
 
-@pytest.mark.parametrize("ratio", [0.001, 0.3, 1.0, 100.0])
-def test_in_the_long_run_there_are_as_many_updates_as_the_ratio_says(ratio: float) -> None:
-    limiter = RatioLimiter(
-        Ratio(updates_per_env_step=ratio, bound=4 + 8 * ratio), start=100, updates_per_step=4, steps_per_grant=8
-    )
-    stored = updates = 0
-    while stored < 100_000 / ratio**0.5:
+def gathered(limiter: RatioLimiter, *, steps_of_a_slot: int = 8) -> tuple[int, int]:
+    """Train and gather slots of two lanes in turn until neither goes on; return (env steps, updates)."""
+    stored = updates = granted = 0
+    while True:
         while limiter.may_train:
             limiter.trained()
             updates += 4
-        granted = limiter.take()
-        limiter.stored(granted, granted=granted)
-        stored += granted
-    while limiter.may_train:
-        limiter.trained()
-        updates += 4
+        granted += limiter.take()
+        if granted + limiter.room < 2:
+            return stored, updates
+        limiter.stored(steps_of_a_slot, lanes=2)
+        stored, granted = stored + steps_of_a_slot, granted - 2
+
+
+def limiter_of(ratio: Ratio) -> RatioLimiter:
+    return RatioLimiter(ratio, start=100, updates_per_step=4, steps_per_lane=4, most_lanes=2)
+
+
+@pytest.mark.parametrize("ratio", [0.001, 0.3, 1.0, 100.0])
+@pytest.mark.parametrize("steps_of_a_slot", [8, 5])
+def test_in_the_end_there_are_as_many_updates_as_the_ratio_says(ratio: float, steps_of_a_slot: int) -> None:
+    limiter = limiter_of(Ratio(updates_per_env_step=ratio, bound=4 + 8 * ratio))
+    end = round(10_001 / ratio**0.5)
+    limiter.expect(end)
+    stored, updates = gathered(limiter, steps_of_a_slot=steps_of_a_slot)
+    assert end <= stored < end + 8
     assert 0 <= (stored - 100) * ratio - updates < 4
 
 
@@ -170,7 +184,7 @@ def test_in_the_long_run_there_are_as_many_updates_as_the_ratio_says(ratio: floa
 )
 def test_ratios_with_which_both_sides_could_wait_are_refused(ratio: Ratio, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RatioLimiter(ratio, start=0, updates_per_step=4, steps_per_grant=8)
-    limiter = RatioLimiter(Ratio(updates_per_env_step=1.0, bound=20.0), start=0, updates_per_step=4, steps_per_grant=8)
+        limiter_of(ratio)
+    limiter = limiter_of(Ratio(updates_per_env_step=1.0, bound=20.0))
     with pytest.raises(ValueError, match=message):
         limiter.tune(ratio)

@@ -19,8 +19,8 @@ class Ratio:
     updates_per_env_step: float
     """Above 0."""
     bound: float
-    """The most updates by which training may be behind. At least one training step's, and those of all env steps that
-    are gathered at a time."""
+    """The most updates by which training may be behind, all that is granted counted as stored. At least those of one
+    training step and of the env steps of one slot."""
 
 
 class RatioLimiter:
@@ -33,28 +33,34 @@ class RatioLimiter:
     Both never wait at once: if gathering may not go on, at least a training step's updates are due.
     """
 
-    def __init__(self, ratio: Ratio, *, start: int, updates_per_step: int, steps_per_grant: int) -> None:
+    def __init__(
+        self, ratio: Ratio, *, start: int, updates_per_step: int, steps_per_lane: int, most_lanes: int
+    ) -> None:
         """Start with nothing gathered.
 
         Args:
             ratio: The ratio and its bound.
             start: Env steps that are stored before training begins.
             updates_per_step: Updates of a training step.
-            steps_per_grant: Env steps that are granted at a time, at most.
+            steps_per_lane: Env steps of a lane of a slot, at most.
+            most_lanes: Lanes of the widest slot. It is gathered once as many lanes are granted.
 
         Raises:
             ValueError: the bound is too small: both sides could wait at once.
         """
         self._start = start
         self._updates_per_step = updates_per_step
-        self._steps_per_grant = steps_per_grant
+        self._steps_per_lane = steps_per_lane
+        self._most_lanes = most_lanes
         self._ratio = self._checked(ratio)
         self._stored = 0
         """Env steps stored in the whole run."""
         self._fresh = 0
         """Env steps stored in the present store: the start counts anew after a store is lost."""
         self._outstanding = 0
-        """Env steps granted that have not arrived."""
+        """Lanes granted that have not arrived."""
+        self._end: int | None = None
+        """Env steps of the whole run; None: not known."""
         self._updates = 0
         """Updates made."""
         self._due_before = 0.0
@@ -72,22 +78,32 @@ class RatioLimiter:
         return self._fresh >= self._start and self.debt >= self._updates_per_step
 
     def take(self) -> int:
-        """Return how many env steps may be granted now, and count them as granted: some times ``steps_per_grant``."""
+        """Return how many lanes may be granted now, and count them as granted."""
         coming = self._outstanding
         while self._may_grant(coming):
-            coming += self._steps_per_grant
+            coming += 1
         granted, self._outstanding = coming - self._outstanding, coming
         return granted
 
-    def stored(self, env_steps: int, *, granted: int) -> None:
-        """Count env steps that arrived for ``granted`` ones."""
+    @property
+    def room(self) -> int:
+        """Lanes beyond those granted that the last slots of a run may use, since they are whole."""
+        return self._most_lanes - 1 if self.is_complete else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all is granted that the run can still use, if no more steps come back without a transition."""
+        return self._end is not None and self._stored + self._outstanding * self._steps_per_lane >= self._end
+
+    def expect(self, end: int | None) -> None:
+        """Grant no more lanes than ``end`` env steps of the whole run need; None: as many as the ratio allows."""
+        self._end = end
+
+    def stored(self, env_steps: int, *, lanes: int) -> None:
+        """Count the env steps of a slot that arrived with so many lanes."""
         self._stored += env_steps
         self._fresh += env_steps
-        self._outstanding -= granted
-
-    def lost(self, granted: int) -> None:
-        """Subtract granted env steps that will never arrive."""
-        self._outstanding -= granted
+        self._outstanding -= lanes
 
     def trained(self) -> None:
         """Count a training step."""
@@ -120,12 +136,15 @@ class RatioLimiter:
         self._stored = max(stored, int(state["stored"]))
         self._fresh = held
 
-    def _may_grant(self, coming: int) -> bool:
-        """Return whether another grant may follow ``coming`` env steps that are granted and have not arrived."""
-        if self._fresh + coming < self._start:
+    def _may_grant(self, lanes: int) -> bool:
+        """Return whether another lane may be granted after ``lanes`` that have not arrived."""
+        coming = lanes * self._steps_per_lane
+        if self._end is not None and self._stored + coming >= self._end:
+            return False
+        needs_no_updates = self._fresh < self._start
+        if needs_no_updates and (self._fresh + coming < self._start or lanes < self._most_lanes):
             return True
-        due = self._due(self._stored + coming + self._steps_per_grant) - self._updates
-        return due <= self._ratio.bound
+        return self._due(self._stored + coming + self._steps_per_lane) - self._updates <= self._ratio.bound
 
     def _due(self, stored: int) -> float:
         after = max(0, stored - self._counted_from)
@@ -134,10 +153,11 @@ class RatioLimiter:
     def _checked(self, ratio: Ratio) -> Ratio:
         if ratio.updates_per_env_step <= 0.0:
             raise ValueError(f"updates_per_env_step is {ratio.updates_per_env_step}, and must be above 0")
-        least = self._updates_per_step + self._steps_per_grant * ratio.updates_per_env_step
+        in_a_slot = self._steps_per_lane * self._most_lanes
+        least = self._updates_per_step + in_a_slot * ratio.updates_per_env_step
         if ratio.bound < least:
             raise ValueError(
                 f"the bound is {ratio.bound} updates; it must be at least {least}: the {self._updates_per_step} of a "
-                f"training step and those of the {self._steps_per_grant} env steps that are granted at a time"
+                f"training step and those of the {in_a_slot} env steps of a slot"
             )
         return ratio
