@@ -57,11 +57,12 @@ class EndedEpisodes:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return the episodes of all parts, in their order. All parts have the same keys."""
+        """Return the episodes of all parts, in their order."""
+        keys = dict.fromkeys(key for part in parts for key in part.info)
         return cls(
             returns=[value for part in parts for value in part.returns],
             lengths=[value for part in parts for value in part.lengths],
-            info={key: [value for part in parts for value in part.info[key]] for key in parts[0].info},
+            info={key: [value for part in parts for value in part.info.get(key, ())] for key in keys},
         )
 
 

@@ -87,6 +87,11 @@ class Segments:
             num_evicted_untrained=untrained,
         )
 
+    def count_untrained(self) -> int:
+        """Return the number of transitions held that were never trained."""
+        held = self.arrays[MARK] > 0
+        return int(np.count_nonzero(self.arrays["mask"][held] & (self.arrays[FIRST_TRAINED][held] == 0)))
+
     def are_held(self, numbers: Indices) -> NDArray[np.bool_]:
         """Return which of these segments are still there."""
         marks: Indices = self.arrays[MARK][numbers % self.layout.num_segments]

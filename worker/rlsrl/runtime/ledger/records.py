@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
-DROP_REASONS = ("stale", "old_attempt", "end_of_run", "non_finite", "update_skipped")
+DROP_REASONS = ("stale", "old_attempt", "end_of_run", "non_finite", "update_skipped", "evicted")
 """Why a transition was not trained. ``stale``: its weights are older than the policy lag allows. ``old_attempt``: its
 weights are of an earlier attempt. ``end_of_run``: it was untrained when its consumer ended, or in transit when its
 producer ended cleanly. ``non_finite``: it reached no slot, because its reward or observation is not finite.
-``update_skipped``: every minibatch that contained it was skipped, because the loss or the gradient was not finite."""
+``update_skipped``: every minibatch that contained it was skipped, because the loss or the gradient was not finite.
+``evicted``: newer ones took its place in the replay store."""
 LOSS_CAUSES = ("receiver_died", "producer_died", "rolled_back")
 """Causes of a loss. The consumer that held the transition died; or its producer died before a consumer held it; or
 training resumed from a checkpoint that is older than the step that trained it."""
@@ -28,6 +29,7 @@ TERMS = (
     "passed_on",
     "outlived",
     "dropped.update_skipped",
+    "dropped.evicted",
 )
 """The counters, in transitions, in the order of a page; new ones are appended.
 

@@ -1,0 +1,190 @@
+"""Experience of a replay store: what it counts, how it keeps pace, and whom it wakes."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlsrl.algorithms.learner import StepResult
+from rlsrl.buffers.replay.draws import UniformDraws
+from rlsrl.buffers.replay.layout import ReplayLayout
+from rlsrl.buffers.replay.ratio import Ratio, RatioLimiter
+from rlsrl.buffers.replay.rows import rows_of
+from rlsrl.buffers.replay.segments import Segments
+from rlsrl.data.episodes import EndedEpisodes
+from rlsrl.data.version import Version
+from rlsrl.testing.replay import SlotSource
+from rlsrl.testing.waiting import DEADLINE_SECONDS
+from rlsrl.workers.replay_experience import Drawing, ReplayBatch, ReplayExperience
+
+STEPS, LANES = 5, 2
+UPDATES, ROWS = 3, 4
+
+
+class Counts:
+    """Stands for the trainer's ledger."""
+
+    def __init__(self) -> None:
+        self.terms: Counter[str] = Counter()
+
+    def trained(self, num_transitions: int, *, num_untrained: int = 0) -> None:
+        self.terms["trained"] += num_transitions
+        assert num_untrained == 0
+
+    def dropped(self, reason: str, num_transitions: int) -> None:
+        self.terms[reason] += num_transitions
+
+    def snapshot(self) -> dict[str, Any]:
+        return dict(self.terms)
+
+
+class Bench:
+    """The test acts as the main thread, the training thread and the actors."""
+
+    def __init__(self, *, ratio: float = 0.5, start: int = 20, capacity: int = 60) -> None:
+        self.source = SlotSource(num_steps=STEPS, num_lanes=LANES)
+        layout = ReplayLayout.of(self.source.layout, capacity=capacity)
+        self.segments = Segments(layout, bytearray(layout.nbytes))
+        self.ledger = Counts()
+        self.granted: list[tuple[int, Version, int]] = []
+        self.inserted = 0
+        self.episodes: list[EndedEpisodes] = []
+        self.experience = ReplayExperience(
+            segments=self.segments,
+            draws=UniformDraws(self.segments),
+            limiter=RatioLimiter(
+                Ratio(updates_per_env_step=ratio, bound=UPDATES + 2 * STEPS * LANES * ratio),
+                start=start,
+                updates_per_step=UPDATES,
+                steps_per_lane=STEPS,
+                most_lanes=LANES,
+            ),
+            drawing=Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9),
+            grant=lambda *arguments: self.granted.append(arguments),
+            ledger=self.ledger,
+            rng=np.random.default_rng(0),
+            max_policy_lag=1,
+        )
+        self.step = 0
+        self.experience.grant(Version(1, 0))
+
+    @property
+    def lanes_left(self) -> int:
+        return sum(lanes for lanes, _, _ in self.granted) - LANES * len(self.episodes)
+
+    def gather(self, version: Version | None = None) -> None:
+        slot = self.source.slot()
+        slot.arrays["version_attempt"][:], slot.arrays["version_step"][:] = version or (1, self.step)
+        self.inserted += int(slot.arrays["mask"].sum())
+        self.episodes.append(EndedEpisodes.of(slot.arrays))
+        self.experience.receive([slot], oldest_outstanding=None)
+
+    def train(self, taken: tuple[bool, ...] = (True,) * UPDATES) -> ReplayBatch | None:
+        batch = self.experience.next_batch(timeout=0)
+        if batch is None:
+            return None
+        assert isinstance(batch, ReplayBatch)
+        self.step += 1
+        self.experience.trained(batch, result_of(self.step, taken))
+        self.experience.grant(Version(1, self.step))
+        return batch
+
+
+def result_of(step: int, taken: tuple[bool, ...]) -> StepResult:
+    return StepResult(
+        step=step, optimizer_steps=0, taken=taken, num_transitions=UPDATES * ROWS, num_untrained=0, metrics={}
+    )
+
+
+def test_every_transition_is_counted_once_whatever_becomes_of_it() -> None:
+    bench, rng = Bench(), np.random.default_rng(3)
+    env_steps, returns, updates = 0, 0, 0
+    for _ in range(300):
+        if bench.lanes_left >= LANES and rng.random() < 0.7:
+            bench.gather()
+        elif (batch := bench.train((True, rng.random() < 0.8, True))) is not None:
+            env_steps += batch.env_steps
+            returns += len(batch.episodes.returns)
+            updates += UPDATES
+        held = bench.inserted - sum(bench.ledger.terms.values())
+        assert bench.segments.count_untrained() == held
+    assert min(bench.ledger.terms[term] for term in ("trained", "evicted")) > 100
+    while (batch := bench.train()) is not None:
+        env_steps += batch.env_steps
+        returns += len(batch.episodes.returns)
+        updates += UPDATES
+    assert 0 <= (bench.inserted - 20) * 0.5 - updates < UPDATES
+    bench.gather()
+    last = bench.train() or pytest.fail("a slot is worth a step")
+    assert env_steps + last.env_steps == bench.inserted
+    assert returns + len(last.episodes.returns) == sum(len(each.returns) for each in bench.episodes)
+    bench.experience.close()
+    assert sum(bench.ledger.terms.values()) == bench.inserted
+    assert bench.train() is None
+
+
+def test_a_batch_has_the_rows_of_its_keys() -> None:
+    bench = Bench()
+    for _ in range(4):
+        bench.gather()
+    batch = bench.train()
+    assert batch is not None
+    assert batch.num_transitions == len(batch.keys) == UPDATES * ROWS
+    expected = rows_of(bench.segments, batch.keys, num_steps=2, discount=0.9)
+    assert batch.arrays.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(batch.arrays[name], array)
+
+
+def test_transitions_of_skipped_minibatches_stay_untrained() -> None:
+    bench = Bench()
+    for _ in range(4):
+        bench.gather()
+    batch = bench.train((False, True, False))
+    assert batch is not None
+    assert bench.ledger.terms["trained"] == len(set(batch.keys[ROWS : 2 * ROWS].tolist()))
+    assert bench.segments.count_untrained() == bench.inserted - bench.ledger.terms["trained"]
+
+
+def test_gathering_begins_alone_then_both_go_on_at_the_ratio() -> None:
+    bench = Bench(ratio=0.5, start=20)
+    assert bench.train() is None
+    while bench.lanes_left >= LANES:
+        bench.gather()
+    assert bench.inserted >= 20
+    assert all(version == Version(1, 0) for _, version, _ in bench.granted)
+    before = bench.lanes_left
+    assert bench.train() is not None
+    assert bench.lanes_left > before
+    assert bench.granted[-1][1] == Version(1, 1)
+    assert bench.experience.limiter_state()["updates"] == UPDATES
+
+
+def test_the_policy_lag_is_that_of_the_slots_that_have_arrived() -> None:
+    bench = Bench(ratio=0.3, start=10)
+    for step in (3, 2, 3, 3):
+        bench.gather(Version(1, step))
+    first, second = bench.train(), bench.train()
+    assert first is not None
+    assert first.oldest_version == Version(1, 2)
+    assert second is not None
+    assert (second.oldest_version, second.env_steps, second.episodes.returns) == (Version(1, 1), 0, []), "none arrived"
+
+
+@pytest.mark.parametrize("what", ["slots", "close"])
+def test_a_waiting_thread_is_woken(what: str) -> None:
+    bench = Bench(ratio=1.0, start=1)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(bench.experience.next_batch(timeout=DEADLINE_SECONDS)))
+    thread.start()
+    if what == "slots":
+        bench.gather()
+    else:
+        bench.experience.close()
+    thread.join(DEADLINE_SECONDS / 2)
+    assert not thread.is_alive()
+    assert (found[0] is not None) == (what == "slots")

@@ -1,0 +1,173 @@
+"""Experience that is kept and drawn again, while gathering keeps the ratio of updates to env steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from rlsrl.algorithms.learner import StepResult
+from rlsrl.buffers.replay.draws import Draws
+from rlsrl.buffers.replay.layout import FIRST_TRAINED
+from rlsrl.buffers.replay.ratio import RatioLimiter
+from rlsrl.buffers.replay.rows import rows_of
+from rlsrl.buffers.replay.segments import Indices, Segments
+from rlsrl.data.episodes import EndedEpisodes
+from rlsrl.data.slots import Slot
+from rlsrl.data.version import Version
+from rlsrl.workers.experience import Experience, TrainingBatch, TrainingLedger
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """What a training step draws."""
+
+    updates: int
+    """Minibatches of a training step."""
+    minibatch_rows: int
+    """Transitions of a minibatch."""
+    num_steps: int
+    """Steps of a row's rewards: see ``rows.rows_of``."""
+    discount: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayBatch(TrainingBatch):
+    """Rows for all minibatches of a training step, one after the other."""
+
+    keys: Indices
+    """The transitions' keys."""
+
+
+class ReplayExperience(Experience):
+    """Slots go into a store, and each training step draws from all that it holds.
+
+    A transition counts as trained with the first update that it is drawn for.
+    """
+
+    def __init__(
+        self,
+        *,
+        segments: Segments,
+        draws: Draws,
+        limiter: RatioLimiter,
+        drawing: Drawing,
+        grant: Callable[[int, Version, int], None],
+        ledger: TrainingLedger,
+        rng: np.random.Generator,
+        max_policy_lag: int,
+    ) -> None:
+        """Use a store and its draws; ``grant`` grants credits, see ``SampleConsumer.grant``."""
+        self.batch_transitions = drawing.updates * drawing.minibatch_rows
+        self.max_policy_lag = max_policy_lag
+        self._segments = segments
+        self._draws = draws
+        self._limiter = limiter
+        self._drawing = drawing
+        self._grant = grant
+        self._ledger = ledger
+        self._rng = rng
+        self._changed = threading.Condition()
+        """Guards all that follows, and the store."""
+        self._arrived: list[tuple[int, EndedEpisodes]] = []
+        """Env steps and episodes of the slots since the last batch."""
+        self._oldest_arrived: Version | None = None
+        """The oldest version that acted in them."""
+        self._version: Version | None = None
+        """The newest version for which credits were granted."""
+        self._room = 0
+        self._closed = False
+
+    @override
+    def receive(self, slots: Sequence[Slot], *, oldest_outstanding: int | None) -> None:
+        del oldest_outstanding  # slots count in the order of their arrival
+        for slot in slots:
+            with self._changed:
+                inserted = self._segments.insert(slot)
+                self._draws.inserted(inserted.numbers)
+                self._limiter.stored(inserted.num_transitions, lanes=slot.num_lanes)
+                self._ledger.dropped("evicted", inserted.num_evicted_untrained)
+                self._arrived.append((inserted.num_transitions, EndedEpisodes.of(slot.arrays)))
+                oldest = slot.oldest_version
+                self._oldest_arrived = oldest if self._oldest_arrived is None else min(oldest, self._oldest_arrived)
+                self._changed.notify_all()
+
+    @override
+    def grant(self, version: Version) -> bool:
+        with self._changed:
+            self._version = version
+            lanes, room, is_complete = self._limiter.take(), self._limiter.room, self._limiter.is_complete
+        if lanes or room != self._room:
+            self._room = room
+            self._grant(lanes, version, room)
+        return is_complete
+
+    @override
+    def next_batch(self, timeout: float) -> TrainingBatch | None:
+        drawing = self._drawing
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._limiter.may_train, timeout)
+            if self._closed or not self._limiter.may_train:
+                return None
+            assert self._version is not None, "granted before"
+            drawn = self._draws.draw(self.batch_transitions, self._rng)
+            rows = rows_of(self._segments, drawn.keys, num_steps=drawing.num_steps, discount=drawing.discount)
+            arrived, self._arrived = self._arrived, []
+            oldest, self._oldest_arrived = self._oldest_arrived or self._version, None
+        return ReplayBatch(
+            arrays=dict(rows),
+            num_transitions=self.batch_transitions,
+            oldest_version=oldest,
+            env_steps=sum(env_steps for env_steps, _ in arrived),
+            episodes=EndedEpisodes.joined([episodes for _, episodes in arrived]),
+            keys=drawn.keys,
+        )
+
+    @override
+    def trained(self, batch: TrainingBatch, result: StepResult) -> None:
+        assert isinstance(batch, ReplayBatch), "this experience's own"
+        keys = batch.keys.reshape(self._drawing.updates, -1)[np.array(result.taken)]
+        with self._changed:
+            self._limiter.trained()
+            self._ledger.trained(self._note_trained(np.unique(keys), result.step))
+
+    def _note_trained(self, keys: Indices, step: int) -> int:
+        """Note the training step in transitions that were never trained before; return their number."""
+        number, place = np.divmod(keys, self._segments.layout.num_steps)
+        segment = number % self._segments.layout.num_segments
+        first_trained = self._segments.arrays[FIRST_TRAINED]
+        is_first = self._segments.are_held(number) & (first_trained[segment, place] == 0)
+        first_trained[segment[is_first], place[is_first]] = step
+        return int(np.count_nonzero(is_first))
+
+    @override
+    def passed(self, batch: TrainingBatch) -> None:
+        raise AssertionError("a batch that was drawn has transitions")
+
+    @override
+    def abandon(self, batch: TrainingBatch) -> None:
+        """Nothing is lost: the transitions are in the store, and count there."""
+
+    @override
+    def expect(self, steps: int | None) -> None:
+        """The ratio alone decides."""
+
+    @override
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._ledger.dropped("end_of_run", self._segments.count_untrained())
+
+    @override
+    def ledger_snapshot(self) -> dict[str, Any]:
+        return self._ledger.snapshot()
+
+    @override
+    def limiter_state(self) -> dict[str, Any]:
+        with self._changed:
+            return self._limiter.state_dict()
