@@ -314,6 +314,14 @@ def test_schedules_follow_the_trained_transitions_and_reach_their_end() -> None:
     assert trained > 1000
 
 
+def test_schedules_follow_the_env_steps_that_the_caller_counts() -> None:
+    learner = make_learner()
+    for gathered in (0, 250, 0):
+        metrics = learner.step(make_slots(0), env_steps=gathered).metrics
+    assert metrics["learning_rate"] == pytest.approx(1e-3 * 0.75)
+    assert learner.state_dict()[1]["env_steps"] == 250
+
+
 def test_within_one_version_acting_and_training_see_the_same() -> None:
     """The actor writes the log-probabilities that training starts with."""
     env_spec = continuous_env_spec(num_features=4, num_dimensions=2)

@@ -69,8 +69,9 @@ class FakeLearner:
         self.stepping = threading.Event()
         self.adopted: list[tuple[int, float, Mapping[str, float]]] = []
 
-    def step(self, arrays: Mapping[str, np.ndarray]) -> StepResult:
+    def step(self, arrays: Mapping[str, np.ndarray], *, env_steps: int) -> StepResult:
         assert arrays["reward"].shape == (STEPS, LANES)
+        assert env_steps == np.count_nonzero(arrays["mask"])
         self.stepping.set()
         assert self.may_step.wait(DEADLINE_SECONDS)
         if self.failure is not None:

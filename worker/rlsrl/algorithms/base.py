@@ -133,7 +133,7 @@ class Algorithm(ABC):
         """
 
     def coefficients(self, env_steps: int) -> Mapping[str, float]:  # noqa: ARG002 - for algorithms that have some
-        """Return the losses' scheduled coefficients by name, after ``env_steps`` trained transitions.
+        """Return the losses' scheduled coefficients by name, after ``env_steps`` env steps.
 
         Each is an input of every minibatch of the step. It is a tensor there, so that a compiled step sees it change.
         """
@@ -142,8 +142,7 @@ class Algorithm(ABC):
     def acting_scalars(self, env_steps: int) -> Mapping[str, float]:  # noqa: ARG002 - for algorithms that have some
         """Return what actors need beside the weights, by name in ``Parameters.statistics``.
 
-        They are those of the version that is published after ``env_steps`` trained transitions. The names are always
-        the same.
+        They are those of the version that is published after ``env_steps`` env steps. The names are always the same.
         """
         return {}
 

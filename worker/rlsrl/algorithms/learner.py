@@ -122,16 +122,18 @@ class Learner:
         """Optimizer steps of the policy's parameters so far."""
         return int(self._adam[POLICY].num_steps)
 
-    def step(self, slots: Arrays) -> StepResult:
+    def step(self, slots: Arrays, *, env_steps: int | None = None) -> StepResult:
         """Train on one batch, with all its epochs and minibatches.
+
+        ``env_steps``: transitions that this rank has gathered since the batch before. By default those of the batch.
 
         Raises:
             ValueError: the batch does not fit the algorithm.
         """
         with _zero_for_subnormal():
-            return self._train(slots)
+            return self._train(slots, env_steps)
 
-    def _train(self, slots: Arrays) -> StepResult:
+    def _train(self, slots: Arrays, env_steps: int | None) -> StepResult:
         with np.errstate(invalid="ignore", over="ignore"):  # optimizer steps skip and count what is not finite
             normalized, counts = self._normalizer.step(slots, self._reduce)
             batch = self._algorithm.prepare(self._params, normalized, self._reduce, self._evaluate)
@@ -144,7 +146,8 @@ class Learner:
             *outcome, self._state = self._minibatch_step(inputs)
             outcomes.append(outcome)
         self._step += 1
-        self._env_steps += int(self._reduce(np.array([batch.num_transitions], np.float64))[0])
+        gathered = batch.num_transitions if env_steps is None else env_steps
+        self._env_steps += int(self._reduce(np.array([gathered], np.float64))[0])
         metrics, norms, is_taken = zip(*outcomes, strict=True)
         taken = to_host(torch.stack(is_taken))
         return StepResult(

@@ -337,7 +337,7 @@ class TrainingThread:
     def _train(self, batch: TrainingBatch) -> None:
         policy_lag = self._version.step - batch.oldest_version.step
         started = self._context.clock.monotonic()
-        result = self._learner.step(batch.arrays)
+        result = self._learner.step(batch.arrays, env_steps=batch.env_steps)
         updated = self._context.clock.monotonic()
         self._version = Version(self._version.attempt, self._version.step + 1)
         self._experience.trained(batch, result)
