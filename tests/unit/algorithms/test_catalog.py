@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rlsrl
 import rlsrl_operator
+from rlsrl.api.document import SpecError
+from rlsrl.api.load import load_text
 from rlsrl.api.spec import AlgorithmSettings, AlgorithmSpec
 
+REPOSITORY = Path(__file__).parents[3]
+DOCUMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: a}
+spec:
+  environment: {id: CartPole-v1}
+  actors: {environments: 8, rolloutLength: 32}
+  algorithm: {ppo: {}}
+  stop: {trainSteps: 10}
+"""
 NAMES = tuple(name for name in AlgorithmSpec.exactly_one if name != "custom")
 """The built-in algorithms."""
 KNOWING = ("rlsrl/api/", "rlsrl/testing/", *(f"rlsrl/algorithms/{name}" for name in NAMES))
@@ -34,6 +50,21 @@ def test_each_block_has_its_module(name: str) -> None:
     assert isinstance(settings, AlgorithmSettings)
     assert settings.minibatch_rows > 0
     assert settings.passes > 0
+
+
+@pytest.mark.parametrize("name", AlgorithmSpec.exactly_one)
+def test_each_block_is_checked_against_the_batch(name: str) -> None:
+    document = load_text(DOCUMENT).model_dump(by_alias=True, exclude_none=True)
+    block: dict[str, Any] = {"factory": "mine:Mine", "needs": {"minibatchSize": 300}}
+    document["spec"]["algorithm"] = {name: block if name == "custom" else {"minibatchSize": 300}}
+    with pytest.raises(SpecError, match=rf"algorithm\.{name}\..*minibatchSize: 300 does not divide a batch of 256"):
+        load_text(json.dumps(document))
+
+
+def test_the_contract_of_imports_names_each_module() -> None:
+    contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (contract,) = (each for each in contracts if each.get("id") == "algorithms")
+    assert set(contract["forbidden_modules"]) == {f"rlsrl.algorithms.{name}" for name in AlgorithmSpec.exactly_one}
 
 
 def names_in(code: str) -> Iterator[str]:

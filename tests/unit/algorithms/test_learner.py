@@ -316,8 +316,8 @@ def test_schedules_follow_the_trained_transitions_and_reach_their_end() -> None:
 
 def test_schedules_follow_the_env_steps_that_the_caller_counts() -> None:
     learner = make_learner()
-    for gathered in (0, 250, 0):
-        metrics = learner.step(make_slots(0), env_steps=gathered).metrics
+    for number in (0, 250, 0):
+        metrics = learner.step(make_slots(0), env_steps=number).metrics
     assert metrics["learning_rate"] == pytest.approx(1e-3 * 0.75)
     assert learner.state_dict()[1]["env_steps"] == 250
 

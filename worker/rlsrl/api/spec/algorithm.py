@@ -7,7 +7,7 @@ not of one algorithm reads the fields and properties of ``AlgorithmSettings`` on
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 from pydantic.alias_generators import to_camel
@@ -260,6 +260,14 @@ class AlgorithmSpec(Model):
     """Parallelised Q-learning without replay."""
     custom: CustomAlgorithmSpec | None = None
     """An algorithm of your own, given by its factory."""
+
+    @classmethod
+    def blocks(cls) -> dict[str, type[AlgorithmSettings]]:
+        """Return the model of each algorithm's block by its name."""
+        return {
+            name: next(each for each in get_args(field.annotation) if each is not type(None))
+            for name, field in cls.model_fields.items()
+        }
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from pydantic.alias_generators import to_camel
 
 from rlsrl.api.model import GANG, INTEGRAL, LIVE, MAX_ARGUMENTS, REFUSE, ROLL, Ignored, Model
 from rlsrl.api.rules import CrossFieldRule, Fault, near_divisors
-from rlsrl.api.spec.algorithm import AlgorithmSettings, AlgorithmSpec, CustomAlgorithmSpec, PpoSpec, VtraceSpec
+from rlsrl.api.spec.algorithm import AlgorithmSettings, AlgorithmSpec, PpoSpec
 from rlsrl.api.spec.environment import PLACE_ARGUMENT, EnvironmentSpec
 from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import ParameterVersions
@@ -364,9 +364,7 @@ _RULES: tuple[CrossFieldRule, ...] = (
         cel=f"self.trainers.gpusPerPod == 0 || {_TRAINERS} % self.trainers.gpusPerPod == 0",
         message="must divide trainers.replicas",
     ),
-    *_rules_of("ppo", PpoSpec),
-    *_rules_of("vtrace", VtraceSpec),
-    *_rules_of("custom", CustomAlgorithmSpec),
+    *(rule for name, settings in AlgorithmSpec.blocks().items() for rule in _rules_of(name, settings)),
     CrossFieldRule(
         at="actors.ringSize",
         check=_groups_need_policy_workers,
