@@ -1,0 +1,75 @@
+"""One-step Q-learning with a target network, for tests of replay: what a user would write."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from rlsrl.algorithms.base import INDEX, POLICY, WEIGHT, Algorithm, Batch, Evaluate, ParameterGroup, Reduce, Tensors
+from rlsrl.buffers.replay.rows import NEXT
+from rlsrl.data.specs import Arrays
+from rlsrl.policies.device import to_device
+from rlsrl.policies.torch_policy import TorchPolicy
+
+TARGET = "target"
+"""The state: the parameters of the target network."""
+
+
+class QLearning(Algorithm):
+    """Moves the value of each action towards its reward and the target network's value of what follows.
+
+    As in Mnih et al. (2015), but that the target network follows slowly instead of in jumps.
+    """
+
+    def __init__(self, policy: TorchPolicy, *, minibatch_size: int, following: float = 0.05) -> None:
+        """Train the network of ``policy``; the target moves by ``following`` towards it with each minibatch."""
+        self._network = policy.pure
+        self._device = policy.device
+        self._observation = tuple(policy.env_spec.observation)
+        self._minibatch_size = minibatch_size
+        self._following = following
+
+    @property
+    @override
+    def groups(self) -> dict[str, ParameterGroup]:
+        return {POLICY: ParameterGroup(loss=self.loss)}
+
+    @override
+    def initial_state(self, params: Tensors) -> Tensors:
+        return {TARGET: params[POLICY].clone()}
+
+    @override
+    def update_state(self, params: Tensors, state: Tensors) -> Tensors:
+        return {TARGET: torch.lerp(state[TARGET], params[POLICY], self._following)}
+
+    @override
+    def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
+        """Use the rows of a replay store as they are."""
+        return Batch(
+            rows={name: to_device(array, self._device) for name, array in slots.items()},
+            schedule_inputs={},
+            num_transitions=len(slots["reward"]),
+        )
+
+    @override
+    def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:
+        return {}
+
+    @override
+    def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
+        """Take the rows in their order: they were drawn at random."""
+        index = torch.arange(batch.num_transitions).reshape(-1, self._minibatch_size)
+        return {INDEX: index, WEIGHT: torch.full(index.shape, 1.0 / self._minibatch_size)}
+
+    def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+        """Return the mean squared error of the chosen actions' values, as a weighted sum."""
+        values = self._network(params[POLICY], minibatch)["q"]
+        chosen = values.gather(-1, minibatch["action"].unsqueeze(-1)).squeeze(-1)
+        with torch.no_grad():
+            following = {name: minibatch[NEXT + name] for name in self._observation}
+            best = self._network(state[TARGET], following)["q"].amax(dim=-1)
+            target = minibatch["reward"] + minibatch["discount"] * best
+        loss = torch.dot((chosen - target).square(), minibatch[WEIGHT])
+        return loss, {"loss": loss.detach(), "q": torch.dot(chosen.detach(), minibatch[WEIGHT])}
