@@ -56,7 +56,7 @@ EPISODES = 100
 KEPT = FOLDER / "vtrace-lag.json"
 MOST_ENV_STEPS = 1_200_000
 """A run that has missed the goal until then counts as one that reaches it."""
-SETTINGS = {"learning_rate": 0.0007, "trace_decay": 0.5}
+SETTINGS = {"learning_rate": 0.0005, "trace_decay": 0.5}
 """What differs from the example. V-trace cuts its traces where policies differ, so that a lag shortens them. Where they
 are short anyhow, a lag costs little, and the correction decides whether the policy collapses."""
 EXAMPLE = REPOSITORY / "examples" / "cartpole-vtrace.yaml"

@@ -76,7 +76,7 @@ def test_the_schema_knows_unions_and_defaults() -> None:
         ("spec.policy.network.mlp.hiddenSizes", "list of 1 to 16 items, each integer from 1 to 65536"),
         ("spec.policy.network", "mapping with exactly one of mlp, cnn, custom"),
         ("spec.stop", "mapping with at least one of returnMean, envSteps, trainSteps, wallSeconds; also episodes, now"),
-        ("spec.pacing", "mapping with the fields maxPolicyLag"),
+        ("spec.pacing", "mapping with the fields maxPolicyLag, trainStepsPerEnvStep, maxTrainStepsBehind"),
         ("spec.environment.kwargs.anything.at.all", "any JSON value"),
         ("spec.environment.kwargs", "mapping of at most 64 entries; keys: string; values: any JSON value"),
         ("spec.environment.kwargsByRank", "mapping with the fields each, cycle, addRank"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 import types
 from collections.abc import Iterator, Mapping
@@ -290,8 +291,19 @@ def with_value(case: Case, value: Any) -> JsonDocument:
         for other in members:
             if step in members and step != other:
                 mapping.pop(other, None)
+    spec = document["spec"]
+    if case.path[:2] == ("spec", "pacing") and case.path[-1] in RATIO:
+        _opened(document, (*REPLAY, "replay"))
+    if _mapping_at(document, REPLAY) is not None and "replay" in inside(document, REPLAY):
+        spec.setdefault("pacing", {})["trainStepsPerEnvStep"] = 1
     _opened(document, case.path[:-1])[case.path[-1]] = value
     return document
+
+
+REPLAY = ("spec", "algorithm", "custom", "needs")
+"""The mapping that has ``replay``."""
+RATIO = ("trainStepsPerEnvStep", "maxTrainStepsBehind")
+"""The fields of ``pacing`` that go with ``replay``."""
 
 
 def wrong_types(kind: FieldType) -> list[Any]:
@@ -368,9 +380,25 @@ def variation(rng: random.Random) -> JsonDocument:
         # Half of the documents follow training: fields of both kinds are covered.
         for name in rng.choice([("parameters",), ("replicas", "everySeconds", "everyVersions")]):
             evaluators.pop(name, None)
+    if (replay := _mapping_at(document, (*REPLAY, "replay"))) is not None:
+        _fit_replay(document, replay, rng, env_steps=actors["rolloutLength"] * total)
     if "each" in spec["environment"].get("kwargsByRank", {}):
         spec["environment"]["kwargsByRank"]["each"] = {"shard": [{"files": [number]} for number in range(total)]}
     return document
+
+
+def _fit_replay(document: JsonDocument, replay: JsonDocument, rng: random.Random, *, env_steps: int) -> None:
+    """Change what does not go with replay. ``env_steps``: of a rollout of each environment."""
+    spec = document["spec"]
+    replay["start"] = rng.choice([0, 1000, 5000])
+    replay["capacity"] = max(replay["start"], 2 * env_steps) + rng.choice([0, 1, 10**6])
+    spec["pacing"]["trainStepsPerEnvStep"] = rng.choice([0.001, 0.25, 1, 100])
+    if rng.random() < 0.3:
+        spec["pacing"]["maxTrainStepsBehind"] = 64 + math.ceil(100 * env_steps)
+    spec.pop("bufferWorkers", None)
+    spec["trainers"].pop("replicas", None)
+    spec.get("policy", {}).pop("normalizeObservations", None)
+    inside(document, REPLAY[:-1]).pop("normalizeRewards", None)
 
 
 def _vectorizations(spec: JsonDocument) -> list[str]:
@@ -549,6 +577,23 @@ def _break_egress(document: JsonDocument, rng: random.Random) -> None:
         environment["egress"] = [copy.deepcopy(rng.choice([*BROKEN_EGRESS, *EGRESS]))]
 
 
+def _replay(document: JsonDocument, rng: random.Random) -> None:
+    """Let an algorithm replay, with what may not go with it, or set a ratio for one that does not."""
+    spec = document["spec"]
+    if rng.random() < 0.7:
+        capacity = rng.choice([{}, {"capacity": 10}, {"capacity": 900, "start": 901}, {"start": 0}])
+        needs = {"minibatchSize": rng.choice([7, 64]), "replay": capacity}
+        spec["algorithm"] = {"custom": {"factory": "mine:Mine", "needs": needs}}
+        if rng.random() < 0.3:
+            spec["algorithm"]["custom"]["normalizeRewards"] = True
+    if rng.random() < 0.7:
+        spec["pacing"] = {rng.choice([*RATIO, RATIO[0], RATIO[0]]): 1, "maxPolicyLag": 64}
+    if rng.random() < 0.8:
+        spec.pop("bufferWorkers", None)
+    if rng.random() < 0.3:
+        spec.setdefault("policy", {})["normalizeObservations"] = True
+
+
 def _pause(document: JsonDocument, rng: random.Random) -> None:
     """Pause workers that may exist or not, by a correct entry or a wrong one."""
     document["spec"]["paused"] = [copy.deepcopy(rng.choice([*BROKEN_PAUSED, *PAUSED]))]
@@ -568,9 +613,9 @@ def _lower_the_lag(document: JsonDocument, rng: random.Random) -> None:
 
 _CHANGES = (
     _change_a_value, _misspell, _leave_out, _add, _give_another_member, _break_arithmetic, _leave_the_end_open,
-    _vectorize, _fix_a_version, _lower_the_lag, _break_egress, _pause, _break_arithmetic,
+    _vectorize, _fix_a_version, _lower_the_lag, _break_egress, _pause, _break_arithmetic, _replay, _replay,
 )  # fmt: skip
-"""The rules that arithmetic breaks are the most, so it has two entries."""
+"""The rules that arithmetic and replay break are the most, so that they have two entries."""
 
 
 ARITHMETIC = (

@@ -15,6 +15,7 @@ from rlsrl.api.spec.algorithm import (
     OptimizerName,
     PpoSpec,
     PqnSpec,
+    ReplaySpec,
     ScheduleSpec,
     VtraceSpec,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "PpoSpec",
     "PqnSpec",
     "RLExperiment",
+    "ReplaySpec",
     "Restarts",
     "ScheduleSpec",
     "Security",

@@ -47,6 +47,19 @@ class ScheduleSpec(Model):
         return self.linear
 
 
+class ReplaySpec(Model):
+    """A store of transitions that are drawn again and again, in the trainer's memory. Its content ends with the
+    trainer's process."""
+
+    capacity: Annotated[int, Field(ge=1, le=1_000_000_000), INTEGRAL] = 100_000
+    """Transitions that are kept; the oldest ones go first. Steps that only reset an environment take a place, too."""
+    start: Annotated[int, Field(ge=0, le=1_000_000_000), INTEGRAL] = 1000
+    """Transitions that are stored before training begins. No training is owed for them."""
+    n_step: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
+    """Steps whose rewards are added up before the value of what follows; fewer at the end of an episode, and where the
+    next rollout has not arrived."""
+
+
 class AlgorithmSettings(Model):
     """The settings that every algorithm has, and what others need to know of the rest."""
 
@@ -75,6 +88,11 @@ class AlgorithmSettings(Model):
     def outputs(self) -> NetworkOutputs:
         """The outputs of the network that the algorithm trains."""
         return "policyAndValue"
+
+    @property
+    def replay(self) -> ReplaySpec | None:
+        """The store from which the algorithm draws; None: each batch is trained on as it arrives."""
+        return None
 
     @property
     @abstractmethod
@@ -213,6 +231,8 @@ class AlgorithmNeeds(Model):
     """Transitions of one optimizer step. Must divide the batch: rolloutLength x trainers.batchEnvironments."""
     epochs: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
     """Passes over each batch."""
+    replay: ReplaySpec | None = None
+    """The store from which training draws; by default each batch is trained on as it arrives."""
     outputs: NetworkOutputs = "policyAndValue"
     """What the network computes: ``policy``, ``policyAndValue``, or ``actionValues``, with which actors choose by
     epsilon."""
@@ -240,6 +260,11 @@ class CustomAlgorithmSpec(AlgorithmSettings):
     @override
     def minibatch_rows(self) -> int:
         return self.needs.minibatch_size
+
+    @property
+    @override
+    def replay(self) -> ReplaySpec | None:
+        return self.needs.replay
 
     @property
     @override

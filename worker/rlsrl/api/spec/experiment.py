@@ -26,6 +26,9 @@ from rlsrl.api.spec.workers import Actors, BufferWorkers, Evaluators, Pacing, Po
 API_VERSION = "rlsrl.dev/v1alpha1"
 KIND = "RLExperiment"
 
+MOST_UPDATES = 64
+"""Most minibatches of a training step with replay. Weights are published once a step."""
+
 _ACTORS, _TRAINERS = "self.actors", "self.trainers.replicas"
 _GROUPS = f"{_ACTORS}.ringSize"
 _ENVIRONMENTS = (
@@ -56,6 +59,8 @@ _LEAST_LAG = (
     f" : {_PART} % ({_NARROW} % {_PART}) == 0 ? {_NARROW} / {_PART} : {_NARROW} / {_PART} + 1)"
 )
 """See ``ExperimentSpec.least_policy_lag``."""
+_REPLAYS = "(has(self.algorithm.custom) && has(self.algorithm.custom.needs.replay))"
+"""Whether the algorithm draws from a store."""
 _DIVISORS = " && ".join(f"{each} > 0" for each in (_ENVIRONMENTS, f"{_ACTORS}.replicas", _GROUPS, _BATCH, _TRAINERS))
 
 
@@ -80,7 +85,7 @@ def _ranks_fill_pods(spec: ExperimentSpec) -> Fault | None:
 
 def _minibatch_divides_batch(spec: ExperimentSpec) -> Fault | None:
     size = spec.algorithm.chosen.minibatch_rows
-    if spec.batch_transitions % size == 0:
+    if spec.algorithm.chosen.replay is not None or spec.batch_transitions % size == 0:
         return None
     batch = f"rolloutLength {spec.actors.rollout_length} x {spec.batch_environments} environments of a batch"
     return Fault(
@@ -114,7 +119,7 @@ def _rules_of(name: str, settings: type[AlgorithmSettings]) -> tuple[CrossFieldR
         rule(
             at,
             _minibatch_divides_batch,
-            _with_divisors(f"{size} <= 0 || {_ACTORS}.rolloutLength * {_BATCH} % {size} == 0"),
+            _with_divisors(f"{size} <= 0 || {_REPLAYS} || {_ACTORS}.rolloutLength * {_BATCH} % {size} == 0"),
             "must divide a batch: actors.rolloutLength x environments of a batch",
         ),
         rule(
@@ -320,6 +325,73 @@ def _each_environment_has_a_value(spec: ExperimentSpec) -> Fault | None:
     return None
 
 
+def _ratio_needs_replay(spec: ExperimentSpec) -> Fault | None:
+    ratio, replays = spec.pacing.train_steps_per_env_step, spec.algorithm.chosen.replay is not None
+    if (ratio is not None) == replays:
+        return None
+    if replays:
+        return Fault(
+            "is missing, and the algorithm replays: how often it trains does not follow from the batches", "a number"
+        )
+    return Fault(f"{ratio} is of no use: {spec.algorithm.name} trains on each batch as it arrives", "unset")
+
+
+def _bound_needs_ratio(spec: ExperimentSpec) -> Fault | None:
+    bound = spec.pacing.max_train_steps_behind
+    if bound is None or spec.pacing.train_steps_per_env_step is not None:
+        return None
+    return Fault(f"{bound} is of no use without trainStepsPerEnvStep", "unset")
+
+
+def _bound_allows_a_step(spec: ExperimentSpec) -> Fault | None:
+    bound = spec.pacing.max_train_steps_behind
+    if bound is None or spec.pacing.train_steps_per_env_step is None or bound >= spec.least_train_steps_behind:
+        return None
+    return Fault(
+        f"{bound} is less than the {spec.updates_per_train_step} minibatches of a training step and those of a rollout "
+        "together, so that actors and trainer could wait for each other",
+        f"integer >= {spec.least_train_steps_behind}",
+    )
+
+
+def _one_trainer_replays(spec: ExperimentSpec) -> Fault | None:
+    replicas = spec.trainers.replicas
+    if spec.algorithm.chosen.replay is None or replicas == 1:
+        return None
+    return Fault(f"{replicas} trainers cannot replay yet", "1 with an algorithm that replays")
+
+
+def _replay_needs_no_buffers(spec: ExperimentSpec) -> Fault | None:
+    if spec.algorithm.chosen.replay is None or spec.buffer_workers is None:
+        return None
+    return Fault(f"{spec.buffer_workers.replicas} buffer workers cannot serve an algorithm that replays yet", "unset")
+
+
+def _replay_takes_observations_as_they_are(spec: ExperimentSpec) -> Fault | None:
+    if spec.algorithm.chosen.replay is None or not spec.policy.normalize_observations:
+        return None
+    return Fault("true does not go with an algorithm that replays yet", "false")
+
+
+def _replay_takes_rewards_as_they_are(spec: ExperimentSpec) -> Fault | None:
+    if spec.algorithm.chosen.replay is None or not spec.algorithm.chosen.normalize_rewards:
+        return None
+    return Fault("true does not go with an algorithm that replays yet", "false")
+
+
+def _store_holds_the_start(spec: ExperimentSpec) -> Fault | None:
+    replay = spec.algorithm.chosen.replay
+    if replay is None:
+        return None
+    least = max(replay.start, 2 * spec.actors.rollout_length * spec.actors.num_environments)
+    if replay.capacity >= least:
+        return None
+    return Fault(
+        f"{replay.capacity} is less than needs.replay.start, {replay.start}, or two rollouts of each environment",
+        f"integer >= {least}",
+    )
+
+
 _RULES: tuple[CrossFieldRule, ...] = (
     CrossFieldRule(
         at="policy.network.custom.kwargs",
@@ -365,6 +437,57 @@ _RULES: tuple[CrossFieldRule, ...] = (
         message="must divide trainers.replicas",
     ),
     *(rule for name, settings in AlgorithmSpec.blocks().items() for rule in _rules_of(name, settings)),
+    CrossFieldRule(
+        at="pacing.trainStepsPerEnvStep",
+        check=_ratio_needs_replay,
+        cel=f"has(self.pacing.trainStepsPerEnvStep) == {_REPLAYS}",
+        message="is needed with an algorithm that replays, and must be unset with others",
+    ),
+    CrossFieldRule(
+        at="pacing.maxTrainStepsBehind",
+        check=_bound_needs_ratio,
+        cel="!has(self.pacing.maxTrainStepsBehind) || has(self.pacing.trainStepsPerEnvStep)",
+        message="must be unset without trainStepsPerEnvStep",
+    ),
+    CrossFieldRule(
+        at="pacing.maxTrainStepsBehind",
+        check=_bound_allows_a_step,
+        cel=None,
+        message="at least the minibatches of a training step and of a rollout",
+    ),
+    CrossFieldRule(
+        at="trainers.replicas",
+        check=_one_trainer_replays,
+        cel=f"!{_REPLAYS} || {_TRAINERS} == 1",
+        message="must be 1 with an algorithm that replays",
+    ),
+    CrossFieldRule(
+        at="bufferWorkers",
+        check=_replay_needs_no_buffers,
+        cel=f"!{_REPLAYS} || !has(self.bufferWorkers)",
+        message="must be unset with an algorithm that replays",
+    ),
+    CrossFieldRule(
+        at="policy.normalizeObservations",
+        check=_replay_takes_observations_as_they_are,
+        cel=f"!{_REPLAYS} || !self.policy.normalizeObservations",
+        message="must be false with an algorithm that replays",
+    ),
+    CrossFieldRule(
+        at="algorithm.custom.normalizeRewards",
+        check=_replay_takes_rewards_as_they_are,
+        cel=f"!{_REPLAYS} || !self.algorithm.custom.normalizeRewards",
+        message="must be false with an algorithm that replays",
+    ),
+    CrossFieldRule(
+        at="algorithm.custom.needs.replay.capacity",
+        check=_store_holds_the_start,
+        cel=_with_divisors(
+            f"!{_REPLAYS} || (self.algorithm.custom.needs.replay.capacity >= self.algorithm.custom.needs.replay.start"
+            f" && self.algorithm.custom.needs.replay.capacity >= 2 * {_ACTORS}.rolloutLength * {_ENVIRONMENTS})"
+        ),
+        message="must be at least needs.replay.start, and at least two rollouts of each environment",
+    ),
     CrossFieldRule(
         at="actors.ringSize",
         check=_groups_need_policy_workers,
@@ -490,6 +613,29 @@ class ExperimentSpec(Model):
     def batch_transitions(self) -> int:
         """Steps in one batch, masked ones included: rollout length x environments of a batch."""
         return self.actors.rollout_length * self.batch_environments
+
+    @property
+    def updates_per_train_step(self) -> int:
+        """With replay: minibatches of a training step, those that belong to a rollout. At most ``MOST_UPDATES``."""
+        assert self.pacing.train_steps_per_env_step is not None, "set with an algorithm that replays"
+        env_steps = self.actors.rollout_length * max(self.actors.rollout_environments)
+        return max(1, min(MOST_UPDATES, round(self.pacing.train_steps_per_env_step * env_steps)))
+
+    @property
+    def least_train_steps_behind(self) -> int:
+        """With replay: the smallest ``maxTrainStepsBehind`` with which actors and trainer never wait for each other."""
+        assert self.pacing.train_steps_per_env_step is not None, "set with an algorithm that replays"
+        env_steps = self.actors.rollout_length * max(self.actors.rollout_environments)
+        return self.updates_per_train_step + math.ceil(self.pacing.train_steps_per_env_step * env_steps)
+
+    @property
+    def train_steps_behind(self) -> int:
+        """With replay: ``maxTrainStepsBehind``, or its default."""
+        assert self.pacing.train_steps_per_env_step is not None, "set with an algorithm that replays"
+        if self.pacing.max_train_steps_behind is not None:
+            return self.pacing.max_train_steps_behind
+        env_steps = 2 * self.actors.rollout_length * self.actors.num_environments
+        return self.updates_per_train_step + math.ceil(self.pacing.train_steps_per_env_step * env_steps)
 
     @property
     def least_policy_lag(self) -> int:
