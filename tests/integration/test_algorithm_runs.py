@@ -37,6 +37,25 @@ CRITIC_APART = REINFORCE.replace("my_algorithm:MyAlgorithm", CRITIC_APART_FACTOR
     "      kwargs: {value_coefficient: 0.5}\n      needs: {minibatchSize: 512}\n",
     "      kwargs: {critic_learning_rate: 0.003}\n      needs: {minibatchSize: 512, outputs: policy}\n",
 )
+Q_LEARNING = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: live}
+spec:
+  seed: 1
+  environment: {id: CartPole-v1}
+  policy: {network: {mlp: {hiddenSizes: [128, 128], activation: relu}}}
+  algorithm:
+    custom:
+      factory: rlsrl.testing.q_learning:QLearning
+      kwargs: {following: 0.01, epsilon: 0.04}
+      needs: {minibatchSize: 64, outputs: actionValues, replay: {capacity: 50000, start: 1000, nStep: 3}}
+      learningRate: 0.001
+      maxGradientNorm: 10
+  actors: {environments: 8, rolloutLength: 16}
+  pacing: {trainStepsPerEnvStep: 0.5}
+  stop: {returnMean: 475, envSteps: 300000}
+"""
 EXAMPLES = Path(__file__).parents[2] / "examples"
 VTRACE = (EXAMPLES / "cartpole-vtrace.yaml").read_text()
 PQN = (EXAMPLES / "cartpole-pqn.yaml").read_text().replace("  stop:\n", "  stop:\n    returnMean: 475\n")

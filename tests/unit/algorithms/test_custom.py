@@ -21,7 +21,7 @@ from rlsrl.api.spec import AlgorithmNeeds, AlgorithmSpec
 from rlsrl.cli.init import templates
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.policies.build import build_network
-from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.networks import MlpActionValues, MlpActorCritic
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.rollouts import MIXED, categories_env_spec, continuous_env_spec, discrete_env_spec
@@ -223,6 +223,18 @@ def test_what_cannot_be_used_is_refused(spec: AlgorithmSpec, message: str) -> No
 )
 def test_correct_algorithms_pass_the_check(spec: AlgorithmSpec, env_spec: EnvSpec) -> None:
     check_algorithm(spec, env_spec, MlpActorCritic, NETWORK)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_an_algorithm_that_replays_passes_the_check(n_step: int) -> None:
+    needs = {"minibatchSize": 64, "outputs": "actionValues", "replay": {"nStep": n_step}}
+    spec = custom(factory="rlsrl.testing.q_learning:QLearning", needs=needs)
+    check_algorithm(spec, ENV_SPEC, MlpActionValues, NETWORK)
+
+
+def test_another_store_than_the_spec_says_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"algorithm.custom.needs.replay is \{'capacity'.* needs None"):
+        build(custom(needs={"minibatchSize": 64, "replay": {}}))
 
 
 @pytest.mark.parametrize(

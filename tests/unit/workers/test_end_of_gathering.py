@@ -171,7 +171,8 @@ class Run:
         self.limiter.sampled(self.part)
         self.grant()  # before the progress is known, as the thread does
         transitions = self.random.randint(1, STEPS * self.part) if self.short_batches else STEPS * self.part
-        self.progress.add(EndedEpisodes(returns=[]), num_transitions=transitions, seconds=0.0, minibatches=1, skipped=0)
+        self.progress.gathered(EndedEpisodes(returns=[]), env_steps=transitions)
+        self.progress.trained(seconds=0.0, minibatches=1, skipped=0)
         return True
 
 

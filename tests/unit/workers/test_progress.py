@@ -13,7 +13,8 @@ def progress(*batches: list[float], episodes: int = 3) -> Progress:
     """After a batch for each list of returns."""
     made = Progress(episodes=episodes)
     for returns in batches:
-        made.add(EndedEpisodes(returns=returns), num_transitions=10, seconds=0.5, minibatches=4, skipped=1)
+        made.gathered(EndedEpisodes(returns=returns), env_steps=10)
+        made.trained(seconds=0.5, minibatches=4, skipped=1)
     return made
 
 
@@ -69,7 +70,8 @@ def test_progress_resumes_from_saved_json() -> None:
     resumed.load_state_dict(json.loads(json.dumps(made.state_dict())))
     assert resumed.state_dict() == made.state_dict()
     for each in (made, resumed):
-        each.add(EndedEpisodes(returns=[6.0]), num_transitions=1, seconds=1.0, minibatches=4, skipped=0)
+        each.gathered(EndedEpisodes(returns=[6.0]), env_steps=1)
+        each.trained(seconds=1.0, minibatches=4, skipped=0)
     assert resumed.state_dict() == made.state_dict()
     assert resumed.return_mean == pytest.approx(11.0 / 3)
 
@@ -97,7 +99,8 @@ def with_info(*episodes: EndedEpisodes) -> Progress:
     """After a batch for each of ``episodes``, with means over two episodes."""
     made = Progress(episodes=2)
     for each in episodes:
-        made.add(each, num_transitions=10, seconds=0.5, minibatches=4, skipped=0)
+        made.gathered(each, env_steps=10)
+        made.trained(seconds=0.5, minibatches=4, skipped=0)
     return made
 
 
@@ -120,7 +123,8 @@ def test_lengths_and_values_of_info_resume_from_saved_json() -> None:
     made, resumed = with_info(*INFO[:2]), with_info(INFO[2])
     resumed.load_state_dict(json.loads(json.dumps(made.state_dict(), allow_nan=False)))
     for each in (made, resumed):
-        each.add(INFO[0], num_transitions=1, seconds=1.0, minibatches=4, skipped=0)
+        each.gathered(INFO[0], env_steps=1)
+        each.trained(seconds=1.0, minibatches=4, skipped=0)
     assert resumed.state_dict() == made.state_dict()
     assert (resumed.length_mean, resumed.episode_info["won"]) == (15.0, {"mean": 0.5, "count": 5})
 

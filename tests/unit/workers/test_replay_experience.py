@@ -67,7 +67,6 @@ class Bench:
             grant=lambda *arguments: self.granted.append(arguments),
             ledger=self.ledger,
             rng=np.random.default_rng(0),
-            max_policy_lag=1,
         )
         self.step = 0
         self.experience.grant(Version(1, 0))

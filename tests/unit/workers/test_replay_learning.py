@@ -10,7 +10,9 @@ import torch
 from gymnasium.wrappers import TimeLimit
 
 from rlsrl.algorithms.adam import Adam
+from rlsrl.algorithms.custom import Setup
 from rlsrl.algorithms.learner import Learner
+from rlsrl.api.spec import AlgorithmNeeds, CustomAlgorithmSpec, ReplaySpec
 from rlsrl.buffers.replay.draws import UniformDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
 from rlsrl.buffers.replay.ratio import Ratio, RatioLimiter
@@ -96,9 +98,10 @@ def test_it_finds_the_exact_values_where_most_episodes_are_cut() -> None:
         grant=lambda lanes, version, room: granted.append(lanes),
         ledger=Ledger(),
         rng=np.random.default_rng(0),
-        max_policy_lag=1,
     )  # fmt: skip
-    algorithm = QLearning(policy, minibatch_size=ROWS)
+    needs = AlgorithmNeeds(minibatch_size=ROWS, replay=ReplaySpec(), outputs="actionValues")
+    settings = CustomAlgorithmSpec(factory="rlsrl.testing.q_learning:QLearning", needs=needs)
+    algorithm = QLearning(Setup(policy=policy, settings=settings, num_ranks=1))
     initial = policy.parameters(Version(1, 0))
     learner = Learner(algorithm, initial, learning_rate=3e-3, optimizer=Adam(epsilon=1e-8), seed=0)
     gathered = 0

@@ -15,8 +15,13 @@ from rlsrl.algorithms.catalog import implementation_of
 from rlsrl.algorithms.evaluation import evaluated_in_parts
 from rlsrl.algorithms.gradients import LocalGradients
 from rlsrl.algorithms.learner import Learner, first_parameters
-from rlsrl.api.spec import AlgorithmSpec
+from rlsrl.api.spec import AlgorithmSettings, AlgorithmSpec
+from rlsrl.buffers.replay.draws import UniformDraws
+from rlsrl.buffers.replay.layout import ReplayLayout
+from rlsrl.buffers.replay.rows import rows_of
+from rlsrl.buffers.replay.segments import Segments
 from rlsrl.data.random_slots import random_slot
+from rlsrl.data.slots import ProducerId, Slot, rollout_layout
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.policies.build import build_network, seeded
@@ -38,6 +43,8 @@ def check_algorithm(
     seed: int = 0,
 ) -> None:
     """Train one step on a random batch of one minibatch for each pass, and check the parts of the step.
+
+    With ``needs.replay`` the batch has the rows of one minibatch, as they are drawn from a store.
 
     Checks that the algorithm can be built; that its schedule has ``needs.epochs`` minibatches of
     ``needs.minibatchSize`` rows; that rows that are no transitions have no influence; that the losses of parts of a
@@ -63,8 +70,9 @@ def check_algorithm(
     module = build_network(network, env_spec, kwargs or {}, seed=seed, outputs=outputs)
     policy = TorchPolicy(module, env_spec, outputs=outputs)
     rng = np.random.default_rng(seed)
-    slots = random_slot(env_spec, num_steps=rows // num_lanes, num_lanes=num_lanes, rng=rng).arrays
-    if problems := list(_problems(spec, policy, slots)):
+    slot = random_slot(env_spec, num_steps=rows // num_lanes, num_lanes=num_lanes, rng=rng)
+    batch = slot.arrays if spec.chosen.replay is None else _drawn(env_spec, slot, spec.chosen, rng)
+    if problems := list(_problems(spec, policy, batch)):
         raise ConfigurationError(
             "\n".join(
                 [f"algorithm.{spec.name} breaks the interface of algorithms:", *(f"- {line}" for line in problems)]
@@ -79,17 +87,15 @@ def _problems(spec: AlgorithmSpec, policy: TorchPolicy, slots: Arrays) -> Iterat
     params = first_parameters(algorithm.groups, initial, CPU)
     before = {name: vector.clone() for name, vector in params.items()}
     batch, schedule = _step_inputs(algorithm, params, slots)
-    expected = (spec.chosen.passes, spec.chosen.minibatch_rows)
+    replays = spec.chosen.replay is not None
+    expected = (1 if replays else spec.chosen.passes, spec.chosen.minibatch_rows)
     if (found := tuple(schedule[INDEX].shape)) != expected:
         yield f"schedule: {INDEX!r} has the shape {found}; passes and rows of a minibatch are {expected}"
         return
-    if int(np.count_nonzero(slots["mask"])) != batch.num_transitions:
-        yield f"prepare: num_transitions is {batch.num_transitions}, and the mask has {np.count_nonzero(slots['mask'])}"
-    other = {name: array.copy() for name, array in slots.items()}
-    gone = ~slots["mask"]
-    for name in ("action", "reward", "behavior_log_prob"):
-        other[name][gone] = 0
-    without = _step_inputs(algorithm, params, other)
+    number = spec.chosen.minibatch_rows if replays else int(np.count_nonzero(slots["mask"]))
+    if number != batch.num_transitions:
+        yield f"prepare: num_transitions is {batch.num_transitions}, and the batch has {number}"
+    without = _step_inputs(algorithm, params, slots if replays else _without_gaps(slots))
     names: list[str] = []
     for name, group in algorithm.groups.items():
         where = "loss" if name == POLICY else f"loss of the group {name!r}"
@@ -116,6 +122,27 @@ def _problems(spec: AlgorithmSpec, policy: TorchPolicy, slots: Arrays) -> Iterat
         yield f"{result.skipped} of {len(result.taken)} minibatches were skipped: a loss or gradient is not finite"
     elif np.array_equal(learner.parameters(initial.version).vector, initial.vector):
         yield "loss: a step changes no parameter"
+
+
+def _drawn(env_spec: EnvSpec, slot: Slot, settings: AlgorithmSettings, rng: np.random.Generator) -> Arrays:
+    """Return the rows of a minibatch, drawn from a store with this slot."""
+    assert settings.replay is not None, "asked before"
+    slot.producer = ProducerId(0, 0)
+    num_steps, num_lanes = slot.arrays["mask"].shape
+    of_slot = rollout_layout(env_spec, num_steps=num_steps, num_lanes=num_lanes)
+    layout = ReplayLayout.of(of_slot, capacity=num_steps * num_lanes)
+    segments = Segments(layout, bytearray(layout.nbytes))
+    segments.insert(slot)
+    keys = UniformDraws(segments).draw(settings.minibatch_rows, rng).keys
+    return rows_of(segments, keys, num_steps=settings.replay.n_step, discount=settings.discount)
+
+
+def _without_gaps(slots: Arrays) -> Arrays:
+    """Return the same batch with other contents where a step is no transition."""
+    other = {name: array.copy() for name, array in slots.items()}
+    for name in ("action", "reward", "behavior_log_prob"):
+        other[name][~slots["mask"]] = 0
+    return other
 
 
 def _step_inputs(algorithm: Algorithm, params: Tensors, slots: Arrays) -> tuple[Batch, Tensors]:

@@ -184,6 +184,19 @@ class CoordinatorConfig(RoleConfig):
         return any(each.covers(role, index) for each in self.paused)
 
 
+class ReplayPace(Model):
+    """How training keeps pace with gathering where transitions are replayed."""
+
+    updates_per_env_step: Annotated[float, Field(gt=0)]
+    """Minibatches for each transition that is gathered."""
+    most_updates_behind: PositiveInteger
+    """The most minibatches by which training may be behind."""
+    updates_per_step: PositiveInteger
+    """Minibatches of a training step."""
+    most_lanes: PositiveInteger
+    """Lanes of the widest slot."""
+
+
 class TrainerConfig(RoleConfig):
     """The trainers' config."""
 
@@ -201,6 +214,8 @@ class TrainerConfig(RoleConfig):
     """B: lanes of one batch, over all ranks."""
     max_policy_lag: Annotated[int, Field(ge=0), INTEGRAL]
     """Training steps that acting weights may be behind."""
+    pace: ReplayPace | None = None
+    """The pace of an algorithm that replays; None for others."""
     compile: CompileMode
     """When the training step is compiled."""
     device: Device

@@ -17,6 +17,7 @@ from rlsrl.api.resolved import (
     CoordinatorConfig,
     EvaluatorConfig,
     PolicyWorkerConfig,
+    ReplayPace,
     TrainerConfig,
 )
 from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, POLICY, TRAINER
@@ -141,6 +142,7 @@ def trainer_config(context: ResolutionContext) -> TrainerConfig:
         rollout_length=spec.actors.rollout_length,
         batch_lanes=spec.batch_environments,
         max_policy_lag=spec.pacing.max_policy_lag,
+        pace=_pace(spec),
         compile=_compile_mode(spec),
         device=spec.trainers.device,
         num_producers=context.num_workers[BUFFER] or context.num_workers[ACTOR],
@@ -153,6 +155,17 @@ def trainer_config(context: ResolutionContext) -> TrainerConfig:
         parameter_store=placement.reached_store(context.experiment),
         versions=spec.parameters,
         stop=spec.stop,
+    )
+
+
+def _pace(spec: ExperimentSpec) -> ReplayPace | None:
+    if spec.pacing.train_steps_per_env_step is None:
+        return None
+    return ReplayPace(
+        updates_per_env_step=spec.pacing.train_steps_per_env_step,
+        most_updates_behind=spec.train_steps_behind,
+        updates_per_step=spec.updates_per_train_step,
+        most_lanes=max(spec.actors.rollout_environments),
     )
 
 

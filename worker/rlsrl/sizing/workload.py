@@ -74,7 +74,7 @@ class Workload:
     """Environments of one batch, over all ranks."""
     minibatch_size: int
     """Transitions of one minibatch, over all ranks."""
-    epochs: int
+    epochs: float
     max_policy_lag: int
     num_trainers: int = 1
     compiled: bool = False
@@ -126,7 +126,7 @@ class Workload:
     @property
     def num_minibatches(self) -> int:
         """Optimizer steps of one training step."""
-        return self.epochs * self.batch_lanes * self.rollout_length // self.minibatch_size
+        return max(1, int(self.epochs * self.batch_lanes * self.rollout_length // self.minibatch_size))
 
     @property
     def num_collective_calls(self) -> int:
@@ -247,7 +247,7 @@ def workload_of(
         rollout_length=num_steps,
         batch_lanes=spec.batch_environments,
         minibatch_size=spec.algorithm.chosen.minibatch_rows,
-        epochs=spec.algorithm.chosen.passes,
+        epochs=_passes(spec),
         max_policy_lag=spec.pacing.max_policy_lag,
         num_trainers=spec.trainers.replicas,
         compiled=compiled,
@@ -260,6 +260,12 @@ def workload_of(
         request_bytes=float(sum(array.nbytes for array in inference.observation.values())),
         answer_bytes=float(answer.nbytes),
     )
+
+
+def _passes(spec: ExperimentSpec) -> float:
+    """Return how often each transition is trained on. With replay that is a mean."""
+    ratio, algorithm = spec.pacing.train_steps_per_env_step, spec.algorithm.chosen
+    return algorithm.passes if ratio is None else ratio * algorithm.minibatch_rows
 
 
 def _is_compiled(spec: ExperimentSpec, hardware: Hardware) -> bool:

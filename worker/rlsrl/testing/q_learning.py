@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from rlsrl.algorithms.base import INDEX, POLICY, WEIGHT, Algorithm, Batch, Evaluate, ParameterGroup, Reduce, Tensors
+from rlsrl.algorithms.base import INDEX, POLICY, WEIGHT, Batch, Evaluate, ParameterGroup, Reduce, Tensors
+from rlsrl.algorithms.custom import CustomAlgorithm, Setup
+from rlsrl.api.spec import AlgorithmNeeds
 from rlsrl.buffers.replay.rows import NEXT
 from rlsrl.data.specs import Arrays
 from rlsrl.policies.device import to_device
-from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.policies.epsilon_greedy import EPSILON
 
 TARGET = "target"
 """The state: the parameters of the target network."""
 
 
-class QLearning(Algorithm):
+class QLearning(CustomAlgorithm):
     """Moves the value of each action towards its reward and the target network's value of what follows.
 
     As in Mnih et al. (2015), but that the target network follows slowly instead of in jumps.
     """
 
-    def __init__(self, policy: TorchPolicy, *, minibatch_size: int, following: float = 0.05) -> None:
-        """Train the network of ``policy``; the target moves by ``following`` towards it with each minibatch."""
-        self._network = policy.pure
-        self._device = policy.device
-        self._observation = tuple(policy.env_spec.observation)
-        self._minibatch_size = minibatch_size
+    interface = 1
+
+    def __init__(self, setup: Setup, *, following: float = 0.05, epsilon: float = 0.1) -> None:
+        """Let the target network move by ``following`` towards the network with each minibatch."""
+        self._setup = setup
+        self._network = setup.policy.pure
+        self._device = setup.policy.device
+        self._observation = tuple(setup.policy.env_spec.observation)
         self._following = following
+        self._epsilon = epsilon
+
+    @property
+    @override
+    def needs(self) -> AlgorithmNeeds:
+        wanted = self._setup.settings.needs
+        return AlgorithmNeeds(minibatch_size=wanted.minibatch_size, replay=wanted.replay, outputs="actionValues")
 
     @property
     @override
     def groups(self) -> dict[str, ParameterGroup]:
         return {POLICY: ParameterGroup(loss=self.loss)}
+
+    @override
+    def acting_scalars(self, env_steps: int) -> Mapping[str, float]:
+        return {EPSILON: self._epsilon}
 
     @override
     def initial_state(self, params: Tensors) -> Tensors:
@@ -60,8 +77,8 @@ class QLearning(Algorithm):
     @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
         """Take the rows in their order: they were drawn at random."""
-        index = torch.arange(batch.num_transitions).reshape(-1, self._minibatch_size)
-        return {INDEX: index, WEIGHT: torch.full(index.shape, 1.0 / self._minibatch_size)}
+        index = torch.arange(batch.num_transitions).reshape(-1, self._setup.minibatch_size)
+        return {INDEX: index, WEIGHT: torch.full(index.shape, 1.0 / self._setup.settings.needs.minibatch_size)}
 
     def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         """Return the mean squared error of the chosen actions' values, as a weighted sum."""

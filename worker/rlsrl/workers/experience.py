@@ -15,6 +15,7 @@ from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
+from rlsrl.workers.progress import Progress, StopConditions
 
 
 class TrainingLedger(Protocol):
@@ -49,10 +50,8 @@ class TrainingBatch:
 class Experience(Protocol):
     """What a rank has received and not trained yet. The main thread receives, the training thread calls the rest."""
 
-    batch_transitions: int
-    """Most transitions of a batch, over all ranks."""
-    max_policy_lag: int
-    """Largest allowed policy lag."""
+    max_policy_lag: int | None
+    """Largest allowed policy lag; None: any."""
 
     def receive(self, slots: Sequence[Slot], *, oldest_outstanding: int | None) -> None:
         """Copy the slots. The caller may then release them.
@@ -79,11 +78,15 @@ class Experience(Protocol):
     def passed(self, batch: TrainingBatch) -> None:
         """Know that no rank trained on a batch, since none has a transition in it."""
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether another training step is due for what was gathered, whether or not more is."""
+
     def abandon(self, batch: TrainingBatch) -> None:
         """Count a batch that is left at the end."""
 
-    def expect(self, steps: int | None) -> None:
-        """Grant no more than what ``steps`` further training steps can use; None: their number is not known."""
+    def expect(self, progress: Progress, stop: StopConditions) -> None:
+        """Grant no more than what training can use until one of these conditions ends it."""
 
     def close(self) -> None:
         """Form no more batches, and count what was never trained."""
@@ -111,10 +114,12 @@ class OnPolicyExperience(Experience):
     ) -> None:
         """Use a buffer that forms batches of ``batch_lanes`` lanes, and its limiter.
 
+        ``batch_transitions``: most transitions of a batch, over all ranks.
+
         ``grant`` grants credits to the producers: (number of lanes, version to act with, room), see
         ``SampleConsumer.grant``.
         """
-        self.batch_transitions = batch_transitions
+        self._batch_transitions = batch_transitions
         self.max_policy_lag = max_policy_lag
         self._buffer = buffer
         self._limiter = limiter
@@ -167,8 +172,14 @@ class OnPolicyExperience(Experience):
     def abandon(self, batch: TrainingBatch) -> None:
         self._ledger.dropped("end_of_run", batch.num_transitions)
 
+    @property
     @override
-    def expect(self, steps: int | None) -> None:
+    def is_behind(self) -> bool:
+        return False  # a batch that is not needed is dropped
+
+    @override
+    def expect(self, progress: Progress, stop: StopConditions) -> None:
+        steps = progress.steps_left(stop, batch_transitions=self._batch_transitions)
         self._limiter.expect(None if steps is None else steps * self._batch_lanes)
 
     @override

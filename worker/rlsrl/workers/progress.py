@@ -10,6 +10,8 @@ from typing import Any
 
 from rlsrl.data.episodes import EndedEpisodes, InfoStatistics, finite_mean
 
+ENV_STEPS = "envSteps"
+"""The stop condition that counts env steps, as in the spec."""
 SKIP_WINDOW = 200
 """The newest minibatches that ``SkipWindow`` judges."""
 
@@ -51,18 +53,8 @@ class Progress:
         self._info_counts: dict[str, int] = {}
         """By key: the episodes that had a value."""
 
-    def add(
-        self, episodes: EndedEpisodes, *, num_transitions: int, seconds: float, minibatches: int, skipped: int
-    ) -> None:
-        """Count a trained batch.
-
-        Args:
-            episodes: those that ended in it.
-            num_transitions: of all ranks.
-            seconds: since the last batch.
-            minibatches: of the batch, skipped ones included.
-            skipped: minibatches that were skipped.
-        """
+    def gathered(self, episodes: EndedEpisodes, *, env_steps: int) -> None:
+        """Count transitions of all ranks that were gathered, and the episodes that ended in them."""
         finite = [value for value in episodes.returns if math.isfinite(value)]
         self._returns.extend(finite)
         self._lengths.extend(episodes.lengths)
@@ -70,10 +62,19 @@ class Progress:
         for key, values in episodes.info.items():
             self._values_of(key).extend(values)
             self._info_counts[key] = self._info_counts.get(key, 0) + len(values)
+        self.num_episodes += len(episodes.returns)
+        self.env_steps += env_steps
+
+    def trained(self, *, seconds: float, minibatches: int, skipped: int) -> None:
+        """Count a training step.
+
+        Args:
+            seconds: since the last one.
+            minibatches: of the batch, skipped ones included.
+            skipped: minibatches that were skipped.
+        """
         self.minibatches += minibatches
         self.minibatches_skipped += skipped
-        self.num_episodes += len(episodes.returns)
-        self.env_steps += num_transitions
         self.train_steps += 1
         self.train_seconds += seconds
 
@@ -98,7 +99,7 @@ class Progress:
         mean = self.return_mean
         conditions = {
             "returnMean": stop.return_mean is not None and full and mean is not None and mean >= stop.return_mean,
-            "envSteps": stop.env_steps is not None and self.env_steps >= stop.env_steps,
+            ENV_STEPS: stop.env_steps is not None and self.env_steps >= stop.env_steps,
             "trainSteps": stop.train_steps is not None and self.train_steps >= stop.train_steps,
             "wallSeconds": stop.wall_seconds is not None and self.train_seconds >= stop.wall_seconds,
             "now": stop.now,

@@ -20,6 +20,7 @@ from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
 from rlsrl.workers.experience import Experience, TrainingBatch, TrainingLedger
+from rlsrl.workers.progress import Progress, StopConditions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,13 @@ class Drawing:
     num_steps: int
     """Steps of a row's rewards: see ``rows.rows_of``."""
     discount: float
+    reward_clip: float | None = None
+    """Rewards are clipped to [-reward_clip, reward_clip]."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a training step."""
+        return self.updates * self.minibatch_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +67,9 @@ class ReplayExperience(Experience):
         grant: Callable[[int, Version, int], None],
         ledger: TrainingLedger,
         rng: np.random.Generator,
-        max_policy_lag: int,
     ) -> None:
         """Use a store and its draws; ``grant`` grants credits, see ``SampleConsumer.grant``."""
-        self.batch_transitions = drawing.updates * drawing.minibatch_rows
-        self.max_policy_lag = max_policy_lag
+        self.max_policy_lag = None
         self._segments = segments
         self._draws = draws
         self._limiter = limiter
@@ -108,23 +114,31 @@ class ReplayExperience(Experience):
 
     @override
     def next_batch(self, timeout: float) -> TrainingBatch | None:
-        drawing = self._drawing
+        """As ``Experience.next_batch``, but what has arrived while training must wait comes as a batch without rows."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._limiter.may_train, timeout)
-            if self._closed or not self._limiter.may_train:
+            if self._closed or not (self._limiter.may_train or self._arrived):
                 return None
             assert self._version is not None, "granted before"
-            drawn = self._draws.draw(self.batch_transitions, self._rng)
-            rows = rows_of(self._segments, drawn.keys, num_steps=drawing.num_steps, discount=drawing.discount)
+            keys = np.zeros(0, np.int64)
+            if self._limiter.may_train:
+                keys = self._draws.draw(self._drawing.num_rows, self._rng).keys
+            rows = rows_of(
+                self._segments,
+                keys,
+                num_steps=self._drawing.num_steps,
+                discount=self._drawing.discount,
+                reward_clip=self._drawing.reward_clip,
+            )
             arrived, self._arrived = self._arrived, []
             oldest, self._oldest_arrived = self._oldest_arrived or self._version, None
         return ReplayBatch(
-            arrays=dict(rows),
-            num_transitions=self.batch_transitions,
+            arrays=rows,
+            num_transitions=len(keys),
             oldest_version=oldest,
             env_steps=sum(env_steps for env_steps, _ in arrived),
             episodes=EndedEpisodes.joined([episodes for _, episodes in arrived]),
-            keys=drawn.keys,
+            keys=keys,
         )
 
     @override
@@ -146,15 +160,25 @@ class ReplayExperience(Experience):
 
     @override
     def passed(self, batch: TrainingBatch) -> None:
-        raise AssertionError("a batch that was drawn has transitions")
+        """Nothing follows from a batch without rows."""
+
+    @property
+    @override
+    def is_behind(self) -> bool:
+        with self._changed:
+            return self._limiter.may_train
 
     @override
     def abandon(self, batch: TrainingBatch) -> None:
         """Nothing is lost: the transitions are in the store, and count there."""
 
     @override
-    def expect(self, steps: int | None) -> None:
-        """The ratio alone decides."""
+    def expect(self, progress: Progress, stop: StopConditions) -> None:
+        with self._changed:
+            ends = [] if stop.env_steps is None else [stop.env_steps]
+            if stop.train_steps is not None:
+                ends.append(self._limiter.env_steps_for(stop.train_steps - progress.train_steps))
+            self._limiter.expect(0 if stop.now else min(ends, default=None))
 
     @override
     def close(self) -> None:

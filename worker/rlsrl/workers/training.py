@@ -25,7 +25,7 @@ from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.experience import Experience, TrainingBatch
 from rlsrl.workers.gang import Gang
-from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
+from rlsrl.workers.progress import ENV_STEPS, Progress, SkipWindow, StopConditions
 from rlsrl.workers.status import NO_MORE_SAMPLES
 
 WAKE_SECONDS = 0.2
@@ -159,6 +159,8 @@ class TrainingThread:
         self._needs_no_samples = False
         """Whether this rank has granted all that it can still train, as reported."""
         self._step_ended_at = 0.0
+        self._env_steps_before = 0
+        """Env steps of this rank that were gathered since the last training step."""
         self._unreported: dict[str, float] | None = None
         self._due_checkpoint: bool | None = None
         """Whether the checkpoint that is due is permanent; None while none is due."""
@@ -286,6 +288,10 @@ class TrainingThread:
                     self._train(batch)
                 else:  # An optimizer step without a transition would still move the weights, by its momentum.
                     self._experience.passed(batch)
+                    self._count_gathered(batch)
+                    self._env_steps_before += batch.env_steps
+                    self._look_ahead()
+                    self._report_when_due()
                 batch = None
         if batch is not None:
             self._experience.abandon(batch)
@@ -337,7 +343,8 @@ class TrainingThread:
     def _train(self, batch: TrainingBatch) -> None:
         policy_lag = self._version.step - batch.oldest_version.step
         started = self._context.clock.monotonic()
-        result = self._learner.step(batch.arrays, env_steps=batch.env_steps)
+        result = self._learner.step(batch.arrays, env_steps=self._env_steps_before + batch.env_steps)
+        self._env_steps_before = 0
         updated = self._context.clock.monotonic()
         self._version = Version(self._version.attempt, self._version.step + 1)
         self._experience.trained(batch, result)
@@ -352,41 +359,43 @@ class TrainingThread:
     def _record_step(self, batch: TrainingBatch, result: StepResult, policy_lag: int) -> None:
         """Add up all ranks' parts of the step, so that every rank has the same progress."""
         now = self._context.clock.monotonic()
-        mine = {
-            "env_steps": batch.env_steps,
-            "episodes": vars(batch.episodes),
-            "policy_lag": policy_lag,
-            "seconds": now - self._step_ended_at,
-        }
+        parts = self._count_gathered(batch, policy_lag=policy_lag, seconds=now - self._step_ended_at)
         self._step_ended_at = now
-        parts = self._agree(mine)
-        self._progress.add(
-            EndedEpisodes.joined([EndedEpisodes(**part["episodes"]) for part in parts]),
-            num_transitions=sum(part["env_steps"] for part in parts),
-            seconds=parts[0]["seconds"],
-            minibatches=len(result.taken),
-            skipped=result.skipped,
-        )
+        self._progress.trained(seconds=parts[0]["seconds"], minibatches=len(result.taken), skipped=result.skipped)
         self._skip_window.add(result.taken)
-        exceeds = policy_lag > self._experience.max_policy_lag
+        most = self._experience.max_policy_lag
+        exceeds = most is not None and policy_lag > most
         _show_step(self._context.metrics, result, policy_lag, batch.episodes, self._progress, exceeds=exceeds)
         self._look_ahead()
         self._unreported = _scalars(self._progress, result, max(part["policy_lag"] for part in parts))
+        self._report_when_due()
         cadence = self._settings.cadence
-        if cadence.report.check():
-            self._report()
         push, tag = cadence.push.check(), cadence.tag.check()
         if self.ending.stop_reason is not None:
             self.ending.is_last_permanent = tag
         elif push or tag:
             self._due_checkpoint = tag
 
+    def _count_gathered(self, batch: TrainingBatch, **values: float) -> list[dict[str, Any]]:
+        """Count all ranks' env steps and episodes. Return the ranks' answers, with these values in them."""
+        parts = self._agree({"env_steps": batch.env_steps, "episodes": vars(batch.episodes), **values})
+        self._progress.gathered(
+            EndedEpisodes.joined([EndedEpisodes(**part["episodes"]) for part in parts]),
+            env_steps=sum(part["env_steps"] for part in parts),
+        )
+        return parts
+
+    def _report_when_due(self) -> None:
+        if self._settings.cadence.report.check():
+            self._report()
+
     def _look_ahead(self) -> None:
         """Set how many lanes may still be granted, and end training if a stop condition holds."""
         stop, experience = self._settings.stop_conditions, self._experience
-        steps = self._progress.steps_left(stop, batch_transitions=experience.batch_transitions)
-        experience.expect(steps)
+        experience.expect(self._progress, stop)
         self.ending.stop_reason = self._progress.stop_reason(stop)
+        if self.ending.stop_reason == ENV_STEPS and experience.is_behind:
+            self.ending.stop_reason = None  # what was gathered is still to be trained
         self.ending.run_failure = self._skip_window.failure(at_end=self.ending.stop_reason is not None)
         if self.ending.run_failure is not None:
             self.ending.stop_reason = UPDATES_SKIPPED

@@ -7,6 +7,7 @@ follow from the present settings, never from a saved state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,11 @@ class RatioLimiter:
     def expect(self, end: int | None) -> None:
         """Grant no more lanes than ``end`` env steps of the whole run need; None: as many as the ratio allows."""
         self._end = end
+
+    def env_steps_for(self, steps: int) -> int:
+        """Return the env steps of the whole run after which ``steps`` further training steps are due."""
+        due = self._updates + steps * self._updates_per_step - self._due_before
+        return self._counted_from + max(0, math.ceil(due / self._ratio.updates_per_env_step))
 
     def stored(self, env_steps: int, *, lanes: int) -> None:
         """Count the env steps of a slot that arrived with so many lanes."""

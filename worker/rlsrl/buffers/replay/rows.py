@@ -15,26 +15,29 @@ NEXT = "next/"
 """Prefix of the paths of observations that transitions lead to."""
 
 
-def rows_of(segments: Segments, keys: Indices, *, num_steps: int, discount: float) -> Arrays:
+def rows_of(
+    segments: Segments, keys: Indices, *, num_steps: int, discount: float, reward_clip: float | None = None
+) -> Arrays:
     """Return the transitions with these keys, [N]: ``number * T + step`` for a step of a segment that is held.
 
     With up to n = ``num_steps`` steps from each on, fewer at the end of an episode and where the lane's next segment is
     not there yet:
 
     - ``action`` [N, ...] and observations [N, ...] by path;
-    - ``reward`` [N]: the sum of the steps' rewards, the k-th weighted by ``discount ** k``;
+    - ``reward`` [N]: the sum of the steps' rewards, the k-th weighted by ``discount ** k``, each clipped to
+      [-reward_clip, reward_clip];
     - ``next/...`` [N, ...]: observations after the last of the steps;
     - ``discount`` [N]: the weight of a value of these, ``discount ** steps``, or 0 if the episode terminated.
     """
     layout, arrays = segments.layout, segments.arrays
     number, step = np.divmod(keys, layout.num_steps)
     place = number % layout.num_segments
-    reward = arrays["reward"][place, step].astype(np.float32)
+    reward = _rewards(segments, place, step, reward_clip)
     weight = np.full(len(keys), discount, np.float32)
     end_place, end_step = place, step
     for _ in range(1, num_steps):
         end_place, end_step, goes_on = _after(segments, end_place, end_step)
-        reward += np.where(goes_on, weight * arrays["reward"][end_place, end_step], np.float32(0.0))
+        reward += np.where(goes_on, weight * _rewards(segments, end_place, end_step, reward_clip), np.float32(0.0))
         weight *= np.where(goes_on, np.float32(discount), np.float32(1.0))
     weight *= ~arrays["terminated"][end_place, end_step]
     rows = {"action": arrays["action"][place, step], "reward": reward, "discount": weight}
@@ -42,6 +45,11 @@ def rows_of(segments: Segments, keys: Indices, *, num_steps: int, discount: floa
         rows[name] = _frames(segments, name, place, step)
         rows[NEXT + name] = _frames(segments, name, end_place, end_step + 1)
     return rows
+
+
+def _rewards(segments: Segments, place: Indices, step: Indices, clip: float | None) -> NDArray[np.float32]:
+    reward: NDArray[np.float32] = segments.arrays["reward"][place, step]
+    return reward if clip is None else np.clip(reward, -clip, clip)
 
 
 def _after(segments: Segments, place: Indices, step: Indices) -> tuple[Indices, Indices, NDArray[np.bool_]]:

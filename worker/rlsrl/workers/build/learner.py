@@ -22,6 +22,7 @@ from rlsrl.policies.device import device_for
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.workers.build.common import derived_seed, torch_policy
+from rlsrl.workers.build.replay import example_rows
 
 
 def build_learner(
@@ -87,6 +88,8 @@ def batch_layout(config: TrainerConfig, env_spec: EnvSpec) -> SlotLayout:
 def example_batch(config: TrainerConfig, env_spec: EnvSpec) -> Arrays:
     """Return one rank's part of a batch, filled with zeros."""
     layout = batch_layout(config, env_spec)
+    if config.pace is not None:
+        return example_rows(config, config.pace, layout)
     arrays = layout.view(bytearray(layout.nbytes))
     arrays["mask"][...] = True
     return arrays
@@ -112,4 +115,6 @@ def _normalizer(config: TrainerConfig, env_spec: EnvSpec) -> Normalizer:
             f"Set it to false."
         )
     settings = config.algorithm.chosen
+    if settings.replay is not None:
+        return Normalizer()  # rewards are clipped before they are added up
     return Normalizer(observation, rewards=settings.normalize_rewards, reward_clip=settings.reward_clip)

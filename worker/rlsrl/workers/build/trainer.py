@@ -37,6 +37,7 @@ from rlsrl.workers.build.learner import (
     rank_device,
 )
 from rlsrl.workers.build.parameters import open_parameter_publisher
+from rlsrl.workers.build.replay import replay_experience
 from rlsrl.workers.build.samples import open_consumer
 from rlsrl.workers.checkpoints import UNSTORED, UNSTORED_REASON, CheckpointWriter, Unstored
 from rlsrl.workers.compiling import StepCompiler
@@ -361,6 +362,8 @@ def _experience(
     consumer: SampleConsumer,
     ledger: TrainerLedger,
 ) -> Experience:
+    if (pace := config.pace) is not None:
+        return replay_experience(config, pace, state, layout, consumer, ledger)
     limiter = RateLimiter.on_policy(batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
     if state is not None:
         limiter.load_state_dict(state.values["limiter"])
