@@ -19,6 +19,8 @@ from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.version import Version
 from rlsrl.testing.replay import SlotSource
 from rlsrl.testing.waiting import DEADLINE_SECONDS
+from rlsrl.workers.experience import TrainingBatch
+from rlsrl.workers.progress import Progress, StopConditions
 from rlsrl.workers.replay_experience import Drawing, ReplayBatch, ReplayExperience
 
 STEPS, LANES = 5, 2
@@ -69,6 +71,7 @@ class Bench:
             rng=np.random.default_rng(0),
         )
         self.step = 0
+        self.without_rows: list[TrainingBatch] = []
         self.experience.grant(Version(1, 0))
 
     @property
@@ -84,7 +87,8 @@ class Bench:
 
     def train(self, taken: tuple[bool, ...] = (True,) * UPDATES) -> ReplayBatch | None:
         batch = self.experience.next_batch(timeout=0)
-        if batch is None:
+        if batch is None or not batch.num_transitions:
+            self.without_rows += [] if batch is None else [batch]
             return None
         assert isinstance(batch, ReplayBatch)
         self.step += 1
@@ -117,10 +121,10 @@ def test_every_transition_is_counted_once_whatever_becomes_of_it() -> None:
         returns += len(batch.episodes.returns)
         updates += UPDATES
     assert 0 <= (bench.inserted - 20) * 0.5 - updates < UPDATES
-    bench.gather()
-    last = bench.train() or pytest.fail("a slot is worth a step")
-    assert env_steps + last.env_steps == bench.inserted
-    assert returns + len(last.episodes.returns) == sum(len(each.returns) for each in bench.episodes)
+    env_steps += sum(each.env_steps for each in bench.without_rows)
+    returns += sum(len(each.episodes.returns) for each in bench.without_rows)
+    assert env_steps == bench.inserted
+    assert returns == sum(len(each.returns) for each in bench.episodes)
     bench.experience.close()
     assert sum(bench.ledger.terms.values()) == bench.inserted
     assert bench.train() is None
@@ -172,6 +176,42 @@ def test_the_policy_lag_is_that_of_the_slots_that_have_arrived() -> None:
     assert first.oldest_version == Version(1, 2)
     assert second is not None
     assert (second.oldest_version, second.env_steps, second.episodes.returns) == (Version(1, 1), 0, []), "none arrived"
+
+
+def test_what_arrives_while_training_must_wait_comes_without_rows() -> None:
+    bench = Bench(ratio=0.3, start=100)
+    assert bench.experience.next_batch(timeout=0) is None
+    bench.gather()
+    bench.gather()
+    batch = bench.experience.next_batch(timeout=0)
+    assert batch is not None
+    assert (batch.num_transitions, batch.env_steps) == (0, bench.inserted)
+    assert len(batch.episodes.returns) == sum(len(each.returns) for each in bench.episodes)
+    bench.experience.passed(batch)
+    assert bench.experience.next_batch(timeout=0) is None
+    assert not bench.ledger.terms["trained"]
+
+
+@pytest.mark.parametrize(("stop", "end"), [({"env_steps": 60}, 60), ({"train_steps": 5}, 20 + 5 * UPDATES * 2)])
+def test_a_run_gathers_no_more_than_it_needs_and_trains_all_that_is_due(stop: dict[str, int], end: int) -> None:
+    bench, progress = Bench(ratio=0.5, start=20), Progress(episodes=3)
+    never = dict.fromkeys(("return_mean", "env_steps", "train_steps", "wall_seconds"))
+    conditions = StopConditions(episodes=3, **{**never, **stop})
+    while True:
+        bench.experience.expect(progress, conditions)
+        is_complete = bench.experience.grant(Version(1, bench.step))
+        _, _, room = bench.granted[-1]
+        if bench.lanes_left + room >= LANES:
+            bench.gather()
+        elif (batch := bench.train()) is not None:
+            progress.gathered(batch.episodes, env_steps=batch.env_steps)
+            progress.trained(seconds=0.0, minibatches=UPDATES, skipped=0)
+        else:
+            break
+    assert is_complete
+    assert not bench.experience.is_behind
+    assert end <= bench.inserted < end + STEPS * LANES
+    assert 0 <= (bench.inserted - 20) * 0.5 - progress.minibatches < UPDATES
 
 
 @pytest.mark.parametrize("what", ["slots", "close"])
