@@ -53,7 +53,7 @@ spec:
       learningRate: 0.0005
       maxGradientNorm: 10
   actors: {environments: 8, rolloutLength: 16}
-  pacing: {trainStepsPerEnvStep: 0.5}
+  pacing: {trainStepsPerEnvStep: 0.25}
   stop: {returnMean: 475, envSteps: 400000}
 """
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -105,7 +105,9 @@ def train(folder: Path, name: str, *changes: str) -> Desk:
     return desk
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in REPLAYING else name for name in EXPERIMENTS]
+)
 def test_it_trains_cartpole(name: str, tmp_path: Path) -> None:
     desk = train(tmp_path, name)
     played = desk.call("eval", "runs/live", "--episodes", "5")
