@@ -67,13 +67,13 @@ def plain_update(network: nn.Module, optimizer: torch.optim.Optimizer, slots: Ar
     observation = torch.from_numpy(slots["observation"][:-1].reshape(-1, 4))
     action, old_log_prob = (torch.from_numpy(slots[name].reshape(-1)) for name in ("action", "behavior_log_prob"))
     with torch.no_grad():
-        old_value = network({"observation": observation})[1]
+        old_value = network({"observation": observation})["value"]
     advantages = torch.from_numpy(slots["reward"].reshape(-1))
     returns = advantages + old_value
     for _ in range(EPOCHS):
         for index in torch.randperm(len(action)).split(MINIBATCH_SIZE):
-            logits, value = network({"observation": observation[index]})
-            distribution = Categorical(logits=logits)
+            heads = network({"observation": observation[index]})
+            value, distribution = heads["value"], Categorical(logits=heads["policy"])
             log_ratio = distribution.log_prob(action[index]) - old_log_prob[index]
             ratio = log_ratio.exp()
             with torch.no_grad():

@@ -158,6 +158,18 @@ def test_it_survives_a_kill_of_each_role(name: str, tmp_path: Path) -> None:
     assert summary["restarts"] == dict.fromkeys(roles, 1)
 
 
+@pytest.mark.parametrize("start", [0, 500])
+def test_a_finished_run_that_replays_goes_on_with_an_empty_store(start: int, tmp_path: Path) -> None:
+    desk = with_algorithm(tmp_path, Q_LEARNING)
+    needs = f"algorithm.custom.needs.replay.start={start}"
+    for stop in ("{trainSteps: 4}", "{trainSteps: 6}", "{envSteps: 4000}", "{envSteps: 4100}"):
+        done = desk.call("run", "live.yaml", "--set", f"spec.stop={stop}", "--set", f"spec.{needs}")
+        assert done.returncode == 0, done.stdout + done.stderr
+    summary: dict[str, Any] = desk.facts().json("summary.json")
+    assert summary["env_steps"] >= 4100
+    assert summary["ledger"]["balanced"]
+
+
 def test_other_needs_than_the_spec_says_end_the_run(tmp_path: Path) -> None:
     desk = with_algorithm(tmp_path, REINFORCE)
     done = desk.call("run", "live.yaml", "--set", "spec.algorithm.custom.needs.epochs=2")

@@ -138,6 +138,14 @@ class Restarting(Template):
         return {POLICY: ParameterGroup(loss=self.loss, initial=torch.zeros(3))}
 
 
+class Renaming(Template):
+    """Gives the spec's learning rate another value."""
+
+    @override
+    def coefficients(self, env_steps: int) -> dict[str, float]:
+        return {"learning_rate": 0.0}
+
+
 class SameNames(Template):
     """Its two groups' losses have the same metrics."""
 
@@ -163,7 +171,7 @@ def nothing(setup: Setup) -> None:
 def _module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType(MODULE)
     checked = (Template, Mean, Careless, Infinite, Twice, Constant, SameNames)
-    for each in (*checked, Older, TwoPasses, Lonely, Unfinished, Restarting, fails, nothing):
+    for each in (*checked, Older, TwoPasses, Lonely, Renaming, Unfinished, Restarting, fails, nothing):
         setattr(module, each.__name__, each)
     monkeypatch.setitem(sys.modules, MODULE, module)
 
@@ -202,6 +210,7 @@ def test_the_factory_gets_its_setup_and_arguments() -> None:
             custom("Unfinished", kwargs={"initial": [1.0], "learning_rate": "rate"}),
             r"'critic' has the learning rate 'rate'; 'coefficients' adds to \['learning_rate'\]",
         ),
+        (custom("Renaming"), "'coefficients' has the name 'learning_rate', which is the spec's"),
         (custom("Restarting"), "'policy' has values in 'initial'; its first values are those of a version"),
         (custom(needs={"minibatchSize": 64, "epochs": 3}), r"algorithm.custom.needs.epochs is 3, .* needs 1"),
     ],

@@ -484,6 +484,17 @@ def test_versions_have_the_policy_alone_and_a_saved_state_the_rest() -> None:
     assert everything(straight) == everything(resumed)
 
 
+def test_learners_that_differ_in_a_critic_or_a_state_have_other_digests() -> None:
+    learner, same = two_groups(), two_groups()
+    assert learner.digest() == same.digest()
+    for tensors in (learner._params, learner._state):
+        tensor = next(iter(tensors.values()))
+        tensor[0] += 1.0
+        assert learner.digest() != same.digest()
+        tensor[0] -= 1.0
+        assert learner.digest() == same.digest()
+
+
 @pytest.mark.parametrize(
     ("bad", "unchanged"), [("critic_loss", {"critic", "policy", "target"}), ("policy_loss", {"policy", "target"})]
 )

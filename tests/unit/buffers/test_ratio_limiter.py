@@ -40,7 +40,7 @@ class RatioMachine(RuleBasedStateMachine):
         self.due = 0.0
         self.needs_no_updates = start
         self.saved: tuple[Any, ...] | None = None
-        self.was_rolled_back = False
+        self.steps_left: int | None = None
         self.take()
 
     def made(self) -> RatioLimiter:
@@ -57,8 +57,9 @@ class RatioMachine(RuleBasedStateMachine):
         return self.settings(self.ratio).bound
 
     def take(self) -> None:
+        self.limiter.expect(None if self.steps_left is None else self.limiter.env_steps_for(self.steps_left))
         self.granted += self.limiter.take()
-        assert self.limiter.room == 0
+        assert self.limiter.room == 0 or self.limiter.is_complete
 
     @precondition(lambda self: self.granted)
     @rule(data=st.data())
@@ -80,7 +81,9 @@ class RatioMachine(RuleBasedStateMachine):
     def trains(self) -> None:
         self.limiter.trained()
         self.updates += self.k
-        assert self.in_store >= self.start
+        if self.steps_left:
+            self.steps_left -= 1
+        assert self.in_store >= max(self.start, 1)
         self.take()
 
     @rule(ratio=RATIOS)
@@ -89,9 +92,14 @@ class RatioMachine(RuleBasedStateMachine):
         self.limiter.tune(self.settings(ratio))
         self.take()
 
+    @rule(steps=st.integers(0, 5) | st.none())
+    def has_so_many_steps_left(self, steps: int | None) -> None:
+        self.steps_left = steps
+        self.take()
+
     @rule()
     def saves(self) -> None:
-        self.saved = (self.limiter.state_dict(), self.stored, self.updates, self.due, self.needs_no_updates)
+        self.saved = (self.limiter.state_dict(self.stored), self.stored, self.updates, self.due, self.needs_no_updates)
 
     @precondition(lambda self: self.saved is not None)
     @rule(share=st.floats(0, 1))
@@ -107,7 +115,17 @@ class RatioMachine(RuleBasedStateMachine):
         self.limiter = self.made()
         self.limiter.load_state_dict(state, stored=self.stored, held=self.in_store)
         self.granted = 0
-        self.was_rolled_back = True
+        self.take()
+
+    @precondition(lambda self: self.saved is not None)
+    @rule()
+    def crashes_with_its_store(self) -> None:
+        """Training and the store's count go back to what was saved; the store is empty."""
+        assert self.saved is not None
+        state, self.stored, self.updates, self.due, self.needs_no_updates = self.saved
+        self.in_store = self.granted = 0
+        self.limiter = self.made()
+        self.limiter.load_state_dict(state, stored=0, held=0)
         self.take()
 
     @invariant()
@@ -120,8 +138,9 @@ class RatioMachine(RuleBasedStateMachine):
 
     @invariant()
     def never_do_both_wait(self) -> None:
-        """A slot is gathered once there are grants for its lanes."""
-        assert self.granted >= self.widest or self.limiter.may_train
+        """A slot is gathered once there are grants for its lanes, and room for those of the last one."""
+        if self.steps_left != 0:
+            assert self.granted + self.limiter.room >= self.widest or self.limiter.may_train
 
 
 class BoundedMachine(RatioMachine):
@@ -133,6 +152,10 @@ class BoundedMachine(RatioMachine):
     @precondition(lambda self: False)
     @rule(share=st.floats(0, 1))
     def crashes(self, share: float) -> None: ...
+
+    @precondition(lambda self: False)
+    @rule()
+    def crashes_with_its_store(self) -> None: ...
 
     @invariant()
     def gathering_is_ahead_by_the_bound_at_most(self) -> None:
@@ -173,6 +196,18 @@ def test_in_the_end_there_are_as_many_updates_as_the_ratio_says(ratio: float, st
     stored, updates = gathered(limiter, steps_of_a_slot=steps_of_a_slot)
     assert end <= stored < end + 8
     assert 0 <= (stored - 100) * ratio - updates < 4
+
+
+def test_what_arrives_after_the_progress_that_is_saved_counts_after_a_restore() -> None:
+    ratio = Ratio(updates_per_env_step=0.5, bound=100.0)
+    limiter = limiter_of(ratio)
+    limiter.stored(140, lanes=limiter.take())
+    state = limiter.state_dict(120)
+    restored = limiter_of(ratio)
+    restored.load_state_dict(state, stored=0, held=0)
+    assert (restored.debt, limiter.debt) == (10.0, 20.0)
+    restored.expect(140)
+    assert not restored.is_complete, "the 20 that were not saved are gathered anew"
 
 
 @pytest.mark.parametrize(

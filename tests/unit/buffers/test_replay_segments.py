@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from rlsrl.buffers.replay.layout import FIRST_TRAINED, MARK, ReplayLayout
 from rlsrl.buffers.replay.rows import rows_of
 from rlsrl.buffers.replay.segments import Segments
-from rlsrl.data.slots import Slot
+from rlsrl.data.slots import ProducerId, Slot, rollout_layout
+from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.testing.replay import Numbered, SlotSource
 
 DISCOUNT = 0.9
@@ -104,6 +105,41 @@ def test_rows_do_not_go_on_in_another_lane_that_took_the_place(num_segments: int
             assert check(segments, places, 9, end)
 
 
+def test_rows_end_before_a_step_that_is_no_transition_after_a_fault() -> None:
+    """A value that is not finite at a slot's first step cannot mark the slot before as truncated: it has been sent."""
+    source = SlotSource(num_steps=4, num_lanes=1, make=partial(Numbered, longest=30))
+    segments = segments_of(source, 8)
+    slots = [source.slot() for _ in range(2)]
+    slots[1].arrays["mask"][0] = False
+    for slot in slots:
+        segments.insert(slot)
+    assert slots[0].arrays["mask"].all() and not slots[0].arrays["terminated"].any()
+    rows = rows_of(segments, np.array([3]), num_steps=3, discount=DISCOUNT)
+    assert rows["reward"] == slots[0].arrays["reward"][3, 0]
+    np.testing.assert_array_equal(rows["next/observation"][0], slots[0].arrays[OBSERVATION][4, 0])
+    assert rows["discount"] == pytest.approx(DISCOUNT)
+
+
+def test_stacks_are_right_in_the_longest_rollouts() -> None:
+    num_steps, places = 65_536, [40_000, 40_001, 65_535]
+    env_spec = EnvSpec(
+        observation={OBSERVATION: ArraySpec(shape=(2, 1), dtype="uint8")},
+        action=ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=2),
+    )
+    slot_layout = rollout_layout(env_spec, num_steps=num_steps, num_lanes=1)
+    slot = Slot(arrays=slot_layout.view(bytearray(slot_layout.nbytes)), producer=ProducerId(0, 0), sequence=0)
+    slot.arrays["mask"][...] = True
+    slot.arrays["mask"][39_999] = False
+    images = np.arange(num_steps + 2).astype(np.uint8)
+    slot.arrays[OBSERVATION][:, 0, :, 0] = np.stack([images[:-1], images[1:]], axis=1)
+    slot.arrays[OBSERVATION][40_000, 0] = images[40_001]
+    layout = ReplayLayout.of(slot_layout, capacity=num_steps, stacks={OBSERVATION: 2})
+    segments = Segments(layout, bytearray(layout.nbytes))
+    segments.insert(slot)
+    rows = rows_of(segments, np.array(places), num_steps=1, discount=DISCOUNT)
+    np.testing.assert_array_equal(rows[OBSERVATION], slot.arrays[OBSERVATION][places, 0])
+
+
 def test_another_incarnation_of_a_producer_starts_anew() -> None:
     source = SlotSource(num_steps=4, num_lanes=1, make=partial(Numbered, longest=30))
     segments, places = segments_of(source, 8), {}
@@ -187,7 +223,7 @@ def test_what_a_killed_process_left_is_whole_or_free(seed: int, writes: int, num
     assert len(newest) - len(recovered) <= 1, "only the place that was being written is free"
 
 
-def test_memory_of_another_layout_holds_nothing() -> None:
+def test_marks_that_belong_to_no_place_are_removed() -> None:
     source = SlotSource(num_steps=4, num_lanes=2)
     layout = ReplayLayout.of(source.layout, capacity=7 * 4)
     memory = bytearray(layout.nbytes)

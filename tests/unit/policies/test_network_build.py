@@ -197,6 +197,14 @@ def test_networks_without_the_heads_that_the_algorithm_needs_are_refused(
         build_network(lambda env_spec: Returns(heads), ENV_SPEC, {}, seed=0, outputs=needed)
 
 
+def test_values_of_actions_need_discrete_actions() -> None:
+    heads = {"q": torch.zeros(3, 2)}
+    with pytest.raises(ConfigurationError, match="needs the action space Discrete; the environment's actions are cont"):
+        build_network(
+            lambda _: Returns(heads), continuous_env_spec(num_dimensions=2), {}, seed=0, outputs="actionValues"
+        )
+
+
 @pytest.mark.parametrize("needed", ["policy", "policyAndValue"])
 def test_networks_may_have_further_heads(needed: NetworkOutputs) -> None:
     heads = {"policy": LOGITS, "value": VALUES, "next": torch.zeros(7)}

@@ -40,6 +40,23 @@ def test_ranks_train_on_devices_of_one_kind() -> None:
         trainer.gang_of(config, torch.device("cuda", 0), join_ranks=Met)
 
 
+class OneStarting(SoloGang):
+    """A gang whose other rank starts with the parameters of this digest."""
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+
+    def agree(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return [dict(mine), {"learner": self.digest}]
+
+
+def test_ranks_start_with_the_same_parameters() -> None:
+    learner: Any = SimpleNamespace(digest=lambda: "one")
+    trainer.check_equal(learner, OneStarting("one"))
+    with pytest.raises(ConfigurationError, match="start with different parameters"):
+        trainer.check_equal(learner, OneStarting("other"))
+
+
 def test_a_trainer_does_not_begin_again_if_no_version_is_intact(tmp_path: Path) -> None:
     db = FilesystemParameterDB(tmp_path)
     assert trainer.state_to_resume(db, POLICY, has_trained=False, attempt=1) == (None, None)

@@ -1,4 +1,4 @@
-"""Experience of a replay store: what it counts, how it keeps pace, and whom it wakes."""
+"""What the experience of a replay store counts, when it grants credits and returns batches, which threads it wakes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rlsrl.buffers.replay.rows import rows_of
 from rlsrl.buffers.replay.segments import Segments
 from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.version import Version
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.replay import SlotSource
 from rlsrl.testing.waiting import DEADLINE_SECONDS
 from rlsrl.workers.experience import TrainingBatch
@@ -98,9 +99,25 @@ class Bench:
 
 
 def result_of(step: int, taken: tuple[bool, ...]) -> StepResult:
+    """Return the result of a step whose schedule is the reverse of the draws' order."""
+    minibatches = np.arange(UPDATES * ROWS)[::-1].reshape(UPDATES, ROWS)
     return StepResult(
-        step=step, optimizer_steps=0, taken=taken, num_transitions=UPDATES * ROWS, num_untrained=0, metrics={}
+        step=step,
+        optimizer_steps=0,
+        taken=taken,
+        num_transitions=UPDATES * ROWS,
+        num_untrained=0,
+        trained_rows=None if all(taken) else np.sort(minibatches[np.array(taken)].reshape(-1)),
+        metrics={},
     )
+
+
+def test_another_number_of_minibatches_is_refused() -> None:
+    bench = Bench()
+    for _ in range(4):
+        bench.gather()
+    with pytest.raises(ConfigurationError, match="has 2 minibatches for 12 rows; with replay it needs 3 of 4"):
+        bench.train((True, True))
 
 
 def test_every_transition_is_counted_once_whatever_becomes_of_it() -> None:
@@ -147,9 +164,9 @@ def test_transitions_of_skipped_minibatches_stay_untrained() -> None:
     bench = Bench()
     for _ in range(4):
         bench.gather()
-    batch = bench.train((False, True, False))
+    batch = bench.train((False, False, True))
     assert batch is not None
-    assert bench.ledger.terms["trained"] == len(set(batch.keys[ROWS : 2 * ROWS].tolist()))
+    assert bench.ledger.terms["trained"] == len(set(batch.keys[:ROWS].tolist()))
     assert bench.segments.count_untrained() == bench.inserted - bench.ledger.terms["trained"]
 
 
@@ -164,18 +181,20 @@ def test_gathering_begins_alone_then_both_go_on_at_the_ratio() -> None:
     assert bench.train() is not None
     assert bench.lanes_left > before
     assert bench.granted[-1][1] == Version(1, 1)
-    assert bench.experience.limiter_state()["updates"] == UPDATES
+    assert bench.experience.limiter_state(0)["updates"] == UPDATES
 
 
 def test_the_policy_lag_is_that_of_the_slots_that_have_arrived() -> None:
     bench = Bench(ratio=0.3, start=10)
-    for step in (3, 2, 3, 3):
-        bench.gather(Version(1, step))
+    bench.step = 3
+    bench.experience.grant(Version(1, 3))
+    for version in (Version(1, 3), Version(1, 2), Version(0, 400), Version(1, 3)):
+        bench.gather(version)
     first, second = bench.train(), bench.train()
     assert first is not None
     assert first.oldest_version == Version(1, 2)
     assert second is not None
-    assert (second.oldest_version, second.env_steps, second.episodes.returns) == (Version(1, 1), 0, []), "none arrived"
+    assert (second.oldest_version, second.env_steps, second.episodes.returns) == (Version(1, 4), 0, []), "none arrived"
 
 
 def test_what_arrives_while_training_must_wait_comes_without_rows() -> None:

@@ -17,6 +17,7 @@ from typing_extensions import override
 from rlsrl.algorithms.learner import StepResult
 from rlsrl.buffers.fifo import FifoBuffer
 from rlsrl.buffers.limiter import RateLimiter
+from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.slots import ProducerId, Slot, rollout_layout
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
@@ -32,7 +33,7 @@ from rlsrl.testing.inline_samples import InlineChannel, InlineConsumer, InlinePr
 from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.testing.waiting import until
 from rlsrl.workers.compiling import StepCompiler
-from rlsrl.workers.experience import OnPolicyExperience
+from rlsrl.workers.experience import OnPolicyExperience, TrainingBatch
 from rlsrl.workers.gang import Gang, SoloGang
 from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
 from rlsrl.workers.status import NO_MORE_SAMPLES
@@ -64,10 +65,14 @@ class FakeLearner:
         self.failure: Exception | None = None
         self.taken = (True,)
         self.num_untrained = 0
+        self.env_steps_without_a_step = 0
         self.may_step = threading.Event()
         self.may_step.set()
         self.stepping = threading.Event()
         self.adopted: list[tuple[int, float, Mapping[str, float]]] = []
+
+    def count_env_steps(self, env_steps: int) -> None:
+        self.env_steps_without_a_step += env_steps
 
     def step(self, arrays: Mapping[str, np.ndarray], *, env_steps: int) -> StepResult:
         assert arrays["reward"].shape == (STEPS, LANES)
@@ -361,6 +366,33 @@ def test_a_run_that_ends_before_the_window_is_full_is_judged_at_its_end(make_ben
     assert (bench.thread.ending.stop_reason, bench.learner.steps) == (UPDATES_SKIPPED, 3)
     assert (bench.thread.ending.run_failure or "").startswith("6 of the last 9 minibatches were skipped")
     bench.end()
+
+
+def test_what_is_gathered_while_nothing_is_trained_shows_and_may_end_the_run(
+    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episodes = EndedEpisodes(returns=[3.0], lengths=[4])
+    batches = [
+        TrainingBatch(
+            arrays={}, num_transitions=0, oldest_version=Version(1, 0), env_steps=env_steps, episodes=episodes
+        )
+        for env_steps in (7, 4)
+    ]
+    clocks: list[ManualClock] = []
+    monkeypatch.setattr(OnPolicyExperience, "next_batch", lambda self, timeout: batches.pop(0) if batches else None)
+    monkeypatch.setattr(OnPolicyExperience, "passed", lambda self, batch: clocks[0].advance(2.0))
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingThread, "start", lambda self, **_: None)
+        bench = make_bench(stop={"env_steps": 10})
+    clocks.append(bench.clock)
+    bench.thread.start()
+    bench.thread.join(DEADLINE_SECONDS)
+    bench.thread.check()
+    assert bench.thread.ending.stop_reason == "envSteps"
+    assert (bench.learner.steps, bench.learner.env_steps_without_a_step) == (0, 11)
+    shown = [stats["env_steps"] for stats in bench.join_session.reported("stats") if "env_steps" in stats]
+    assert shown == [7.0, 11.0]
+    assert bench.counted("episodes") == [2.0]
 
 
 def test_a_batch_without_a_transition_is_no_step(make_bench: Callable[..., Bench]) -> None:

@@ -21,7 +21,7 @@ class Implementation(Protocol):
     def build(self, settings: Any, policy: TorchPolicy, num_ranks: int, end: int | None) -> Algorithm:
         """Return the algorithm of one of ``num_ranks`` ranks, which share each minibatch evenly.
 
-        It trains the network of ``policy``, whose own weights are not used. ``end``: trained transitions after which
+        It trains the network of ``policy``, whose own weights are not used. ``end``: env steps after which
         schedules end that do not say when themselves.
         """
 

@@ -111,7 +111,12 @@ def _check_groups(algorithm: CustomAlgorithm, named: str) -> None:
     groups = algorithm.groups
     if POLICY not in groups:
         raise ConfigurationError(f"{named}: 'groups' has {sorted(groups)}, and not {POLICY!r}")
-    rates = {LEARNING_RATE, *algorithm.coefficients(0)}
+    coefficients = algorithm.coefficients(0)
+    if LEARNING_RATE in coefficients:
+        raise ConfigurationError(
+            f"{named}: 'coefficients' has the name {LEARNING_RATE!r}, which is the spec's; give it another name"
+        )
+    rates = {LEARNING_RATE, *coefficients}
     for name, group in groups.items():
         where = f"{named}: the parameter group {name!r}"
         if group.learning_rate not in rates:

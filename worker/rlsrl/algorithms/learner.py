@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,13 +46,15 @@ class StepResult:
     step: int
     """Calls of ``step`` so far, including this one."""
     optimizer_steps: int
-    """Optimizer steps of the policy's parameters so far: one for each minibatch that was not skipped."""
+    """Optimizer steps of the policy's parameters so far."""
     taken: tuple[bool, ...]
     """For each minibatch of this call, in order: False if it was skipped, since a loss or gradient was not finite."""
     num_transitions: int
     """Transitions of this rank's batch."""
     num_untrained: int
-    """Transitions of this rank's batch whose every minibatch was skipped: they changed nothing."""
+    """Transitions of this rank's batch whose every minibatch was skipped."""
+    trained_rows: NDArray[np.int64] | None = None
+    """The rows of this rank's batch that are in a minibatch that was not skipped; None: no minibatch was skipped."""
     metrics: Mapping[str, float]
     """Means over the minibatches that were not skipped. Loss terms are missing if all were skipped."""
 
@@ -113,7 +116,7 @@ class Learner:
         self._compiled: tuple[Evaluate, Callable[[], MinibatchStep]] | None = None
         self._rng = np.random.default_rng(seed)
         self._adam = {name: AdamState.zeros(self._optimizers[name], vector) for name, vector in self._params.items()}
-        self._state = algorithm.initial_state(self._params)
+        self._state: Tensors = {name: tensor.clone() for name, tensor in algorithm.initial_state(self._params).items()}
         self._step = 0
         self._env_steps = 0
 
@@ -121,6 +124,10 @@ class Learner:
     def optimizer_steps(self) -> int:
         """Optimizer steps of the policy's parameters so far."""
         return int(self._adam[POLICY].num_steps)
+
+    def count_env_steps(self, env_steps: int) -> None:
+        """Count env steps of all ranks that were gathered without a batch to train on."""
+        self._env_steps += env_steps
 
     def step(self, slots: Arrays, *, env_steps: int | None = None) -> StepResult:
         """Train on one batch, with all its epochs and minibatches.
@@ -150,12 +157,14 @@ class Learner:
         self._env_steps += int(self._reduce(np.array([gathered], np.float64))[0])
         metrics, norms, is_taken = zip(*outcomes, strict=True)
         taken = to_host(torch.stack(is_taken))
+        trained = None if taken.all() else _trained_rows(schedule, taken)
         return StepResult(
             step=self._step,
             optimizer_steps=self.optimizer_steps,
             taken=tuple(taken.tolist()),
             num_transitions=batch.num_transitions,
-            num_untrained=0 if taken.all() else batch.num_transitions - _num_trained(schedule, taken),
+            trained_rows=trained,
+            num_untrained=0 if trained is None else batch.num_transitions - trained.size,
             metrics={**counts, **settings, **batch.metrics, **self._means(metrics, norms, taken)},
         )
 
@@ -229,6 +238,13 @@ class Learner:
         scalars = self._algorithm.acting_scalars(self._env_steps)
         statistics = {**self._normalizer.statistics, **{name: _scalar(value) for name, value in scalars.items()}}
         return Parameters(version=version, vector=vector, layout=self._layout, statistics=statistics)
+
+    def digest(self) -> str:
+        """Return a hash of all groups' parameters and of the algorithm's state: equal on all ranks of a gang."""
+        found = hashlib.sha256()
+        for tensor in (*self._params.values(), *self._state.values()):
+            found.update(np.ascontiguousarray(to_host(tensor)).tobytes())
+        return found.hexdigest()
 
     def state_dict(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Return copies of what resuming needs beside the policy's parameters: (arrays by path, JSON values)."""
@@ -311,10 +327,11 @@ def _scalar(value: float) -> NDArray[np.float32]:
     return array
 
 
-def _num_trained(schedule: Tensors, taken: NDArray[np.bool_]) -> int:
-    """Return the number of transitions that are in at least one minibatch taken."""
+def _trained_rows(schedule: Tensors, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the rows of transitions that are in at least one minibatch taken."""
     index, weight = (to_host(schedule[name])[taken] for name in (INDEX, WEIGHT))
-    return int(np.unique(index[weight > 0.0]).size)
+    rows: NDArray[np.int64] = np.unique(index[weight > 0.0])
+    return rows
 
 
 def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:

@@ -14,10 +14,10 @@ class LinearSchedule:
     start: float
     end: float
     env_steps: int
-    """Transitions, trained by all ranks since the run began, after which the value is ``end``."""
+    """Env steps of the whole run after which the value is ``end``."""
 
     def at(self, env_steps: int) -> float:
-        """Return the value after ``env_steps`` trained transitions."""
+        """Return the value after ``env_steps`` env steps."""
         progress = min(env_steps / self.env_steps, 1.0)
         return (1.0 - progress) * self.start + progress * self.end
 
@@ -27,12 +27,12 @@ Scheduled = float | LinearSchedule
 
 
 def value_at(scheduled: Scheduled, env_steps: int) -> float:
-    """Return the value after ``env_steps`` trained transitions."""
+    """Return the value after ``env_steps`` env steps."""
     return scheduled.at(env_steps) if isinstance(scheduled, LinearSchedule) else scheduled
 
 
 def scheduled(start: float, schedule: ScheduleSpec | None, end: int | None) -> Scheduled:
-    """Return the number or its schedule, which ends after ``end`` trained transitions unless it says when itself."""
+    """Return the number or its schedule, which ends after ``end`` env steps unless it says when itself."""
     if schedule is None:
         return start
     env_steps = schedule.chosen.env_steps or end

@@ -13,7 +13,7 @@ from rlsrl.api.spec import NetworkOutputs
 from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.device import CPU
 from rlsrl.policies.masked import MaskedNetwork
-from rlsrl.policies.networks import ACTION_VALUES_HEAD, HEADS, POLICY_HEAD, VALUE_HEAD, acting_head
+from rlsrl.policies.networks import ACTION_VALUES_HEAD, HEADS, POLICY_HEAD, VALUE_HEAD, acting_head, num_choices
 from rlsrl.runtime.errors import ConfigurationError
 
 PROBE_LANES = 3
@@ -42,7 +42,7 @@ def build_network(
     Raises:
         ConfigurationError: the factory raised or did not return an ``nn.Module``, the network has an optional method
             under its former name, or a head is missing, or not of the shape that ``networks.PolicyNetwork`` says,
-            float32 and finite.
+            float32 and finite, or the network values actions that are not discrete.
     """
     name = f"{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', factory)}"
     with seeded(seed):
@@ -97,6 +97,8 @@ def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device,
             f"{error}"
         ) from error
     needed = HEADS[outputs]
+    if ACTION_VALUES_HEAD in needed:
+        num_choices(env_spec)
     if not isinstance(heads, Mapping) or any(not isinstance(heads.get(head), Tensor) for head in needed):
         found = f"the heads {sorted(map(str, heads))}" if isinstance(heads, Mapping) else f"a {type(heads).__name__}"
         raise ConfigurationError(

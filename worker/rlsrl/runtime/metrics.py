@@ -136,11 +136,11 @@ class Metrics:
         labels=("outcome",),
         roles=(TRAINER,),
     )
-    episodes = _Declared(Counter, "episodes_total", "Episodes that ended in trained batches.", roles=(TRAINER,))
+    episodes = _Declared(Counter, "episodes_total", "Episodes that ended in counted env steps.", roles=(TRAINER,))
     episode_info = _Declared(
         Counter,
         "episode_info_total",
-        "Episodes that ended in trained batches with a value of this key of info (environment.episodeInfo).",
+        "Episodes that ended in counted env steps with a value of this key of info (environment.episodeInfo).",
         labels=("key",),
         roles=(TRAINER,),
     )

@@ -69,11 +69,12 @@ class Experience(Protocol):
     def next_batch(self, timeout: float) -> TrainingBatch | None:
         """Return the next batch. Received slots, ``close`` or the timeout (seconds) ends the wait.
 
-        Returns None if there is none in time or ``grant`` has something to drop, and after ``close``.
+        Returns None if no batch is complete in time, if the buffer holds lanes that ``grant`` has to drop, and after
+        ``close``.
         """
 
-    def trained(self, batch: TrainingBatch, result: StepResult) -> None:
-        """Count a batch that was trained."""
+    def trained(self, batch: TrainingBatch, result: StepResult) -> int:
+        """Count a batch that was trained. Return how many transitions of this rank were trained for the first time."""
 
     def passed(self, batch: TrainingBatch) -> None:
         """Know that no rank trained on a batch, since none has a transition in it."""
@@ -94,8 +95,8 @@ class Experience(Protocol):
     def ledger_snapshot(self) -> dict[str, Any]:
         """Return the ledger's JSON values to resume from."""
 
-    def limiter_state(self) -> dict[str, Any]:
-        """Return JSON values from which the pace goes on."""
+    def limiter_state(self, env_steps: int) -> dict[str, Any]:
+        """Return JSON values from which the pace goes on after so many env steps of the run."""
 
 
 class OnPolicyExperience(Experience):
@@ -159,10 +160,11 @@ class OnPolicyExperience(Experience):
         )
 
     @override
-    def trained(self, batch: TrainingBatch, result: StepResult) -> None:
+    def trained(self, batch: TrainingBatch, result: StepResult) -> int:
         num_trained = batch.num_transitions - result.num_untrained
         self._ledger.trained(num_trained, num_untrained=result.num_untrained)
         self._limiter.sampled(self._batch_lanes)
+        return num_trained
 
     @override
     def passed(self, batch: TrainingBatch) -> None:
@@ -191,7 +193,7 @@ class OnPolicyExperience(Experience):
         return self._ledger.snapshot()
 
     @override
-    def limiter_state(self) -> dict[str, Any]:
+    def limiter_state(self, env_steps: int) -> dict[str, Any]:
         return self._limiter.state_dict()
 
     def _count(self, discards: Sequence[Discard]) -> None:

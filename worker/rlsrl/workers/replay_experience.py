@@ -19,6 +19,7 @@ from rlsrl.buffers.replay.segments import Indices, Segments
 from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.workers.experience import Experience, TrainingBatch, TrainingLedger
 from rlsrl.workers.progress import Progress, StopConditions
 
@@ -98,9 +99,13 @@ class ReplayExperience(Experience):
                 self._limiter.stored(inserted.num_transitions, lanes=slot.num_lanes)
                 self._ledger.dropped("evicted", inserted.num_evicted_untrained)
                 self._arrived.append((inserted.num_transitions, EndedEpisodes.of(slot.arrays)))
-                oldest = slot.oldest_version
-                self._oldest_arrived = oldest if self._oldest_arrived is None else min(oldest, self._oldest_arrived)
+                self._note_age(slot.oldest_version)
                 self._changed.notify_all()
+
+    def _note_age(self, oldest: Version) -> None:
+        """Note the version of a slot's oldest action, unless an earlier attempt acted: its steps were rolled back."""
+        if self._version is not None and oldest.attempt == self._version.attempt:
+            self._oldest_arrived = oldest if self._oldest_arrived is None else min(oldest, self._oldest_arrived)
 
     @override
     def grant(self, version: Version) -> bool:
@@ -114,9 +119,9 @@ class ReplayExperience(Experience):
 
     @override
     def next_batch(self, timeout: float) -> TrainingBatch | None:
-        """As ``Experience.next_batch``, but what has arrived while training must wait comes as a batch without rows."""
+        """As ``Experience.next_batch``, but slots that arrive while training must wait come as a batch without rows."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._limiter.may_train, timeout)
+            self._changed.wait_for(lambda: self._closed or self._arrived or self._limiter.may_train, timeout)
             if self._closed or not (self._limiter.may_train or self._arrived):
                 return None
             assert self._version is not None, "granted before"
@@ -142,12 +147,24 @@ class ReplayExperience(Experience):
         )
 
     @override
-    def trained(self, batch: TrainingBatch, result: StepResult) -> None:
+    def trained(self, batch: TrainingBatch, result: StepResult) -> int:
+        """As ``Experience.trained``.
+
+        Raises:
+            ConfigurationError: the algorithm has made another number of minibatches.
+        """
         assert isinstance(batch, ReplayBatch), "this experience's own"
-        keys = batch.keys.reshape(self._drawing.updates, -1)[np.array(result.taken)]
+        if len(result.taken) != self._drawing.updates:
+            raise ConfigurationError(
+                f"the algorithm's schedule has {len(result.taken)} minibatches for {self._drawing.num_rows} rows; with "
+                f"replay it needs {self._drawing.updates} of {self._drawing.minibatch_rows}"
+            )
+        keys = batch.keys if result.trained_rows is None else batch.keys[result.trained_rows]
         with self._changed:
             self._limiter.trained()
-            self._ledger.trained(self._note_trained(np.unique(keys), result.step))
+            num_trained = self._note_trained(np.unique(keys), result.step)
+            self._ledger.trained(num_trained)
+        return num_trained
 
     def _note_trained(self, keys: Indices, step: int) -> int:
         """Note the training step in transitions that were never trained before; return their number."""
@@ -192,6 +209,6 @@ class ReplayExperience(Experience):
         return self._ledger.snapshot()
 
     @override
-    def limiter_state(self) -> dict[str, Any]:
+    def limiter_state(self, env_steps: int) -> dict[str, Any]:
         with self._changed:
-            return self._limiter.state_dict()
+            return self._limiter.state_dict(env_steps)

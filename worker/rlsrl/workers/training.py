@@ -159,8 +159,6 @@ class TrainingThread:
         self._needs_no_samples = False
         """Whether this rank has granted all that it can still train, as reported."""
         self._step_ended_at = 0.0
-        self._env_steps_before = 0
-        """Env steps of this rank that were gathered since the last training step."""
         self._unreported: dict[str, float] | None = None
         self._due_checkpoint: bool | None = None
         """Whether the checkpoint that is due is permanent; None while none is due."""
@@ -222,7 +220,7 @@ class TrainingThread:
         arrays, values = self._learner.state_dict()
         state = {
             "learner": values,
-            "limiter": self._experience.limiter_state(),
+            "limiter": self._experience.limiter_state(self._progress.env_steps),
             "progress": self._progress.state_dict(),
             "minibatches_taken": self._skip_window.taken,
             "ledgers": [*ledgers, *self._absent_ledgers],
@@ -288,10 +286,7 @@ class TrainingThread:
                     self._train(batch)
                 else:  # An optimizer step without a transition would still move the weights, by its momentum.
                     self._experience.passed(batch)
-                    self._count_gathered(batch)
-                    self._env_steps_before += batch.env_steps
-                    self._look_ahead()
-                    self._report_when_due()
+                    self._count_passed(batch)
                 batch = None
         if batch is not None:
             self._experience.abandon(batch)
@@ -343,11 +338,10 @@ class TrainingThread:
     def _train(self, batch: TrainingBatch) -> None:
         policy_lag = self._version.step - batch.oldest_version.step
         started = self._context.clock.monotonic()
-        result = self._learner.step(batch.arrays, env_steps=self._env_steps_before + batch.env_steps)
-        self._env_steps_before = 0
+        result = self._learner.step(batch.arrays, env_steps=batch.env_steps)
         updated = self._context.clock.monotonic()
         self._version = Version(self._version.attempt, self._version.step + 1)
-        self._experience.trained(batch, result)
+        self._context.metrics.transitions_trained.inc(self._experience.trained(batch, result))
         publishing = self._context.clock.monotonic()
         self._outputs.publish(self._learner.parameters(self._version))
         copy_seconds = self._context.clock.monotonic() - publishing
@@ -365,16 +359,28 @@ class TrainingThread:
         self._skip_window.add(result.taken)
         most = self._experience.max_policy_lag
         exceeds = most is not None and policy_lag > most
-        _show_step(self._context.metrics, result, policy_lag, batch.episodes, self._progress, exceeds=exceeds)
+        _show_step(self._context.metrics, result, policy_lag, exceeds=exceeds)
         self._look_ahead()
-        self._unreported = _scalars(self._progress, result, max(part["policy_lag"] for part in parts))
-        self._report_when_due()
+        lag = float(max(part["policy_lag"] for part in parts))
+        of_step = {f"train/{name}": value for name, value in result.metrics.items()}
+        self._unreported = {**_scalars(self._progress), "policy_lag": lag, **of_step}
         cadence = self._settings.cadence
+        if cadence.report.check():
+            self._report()
         push, tag = cadence.push.check(), cadence.tag.check()
         if self.ending.stop_reason is not None:
             self.ending.is_last_permanent = tag
         elif push or tag:
             self._due_checkpoint = tag
+
+    def _count_passed(self, batch: TrainingBatch) -> None:
+        """Count what came with a batch that no rank trains on. The learning curve shows it with the next step."""
+        before = self._progress.env_steps
+        self._count_gathered(batch)
+        self._learner.count_env_steps(self._progress.env_steps - before)
+        self._look_ahead()
+        if self._settings.cadence.report.check():
+            self._context.report_stats(_scalars(self._progress))
 
     def _count_gathered(self, batch: TrainingBatch, **values: float) -> list[dict[str, Any]]:
         """Count all ranks' env steps and episodes. Return the ranks' answers, with these values in them."""
@@ -383,11 +389,8 @@ class TrainingThread:
             EndedEpisodes.joined([EndedEpisodes(**part["episodes"]) for part in parts]),
             env_steps=sum(part["env_steps"] for part in parts),
         )
+        _show_episodes(self._context.metrics, batch.episodes, self._progress)
         return parts
-
-    def _report_when_due(self) -> None:
-        if self._settings.cadence.report.check():
-            self._report()
 
     def _look_ahead(self) -> None:
         """Set how many lanes may still be granted, and end training if a stop condition holds."""
@@ -413,23 +416,20 @@ class TrainingThread:
             self._context.join_session.record(self._version.step, scalars)
 
 
-def _show_step(
-    metrics: Metrics, result: StepResult, policy_lag: int, episodes: EndedEpisodes, progress: Progress, *, exceeds: bool
-) -> None:
+def _show_step(metrics: Metrics, result: StepResult, policy_lag: int, *, exceeds: bool) -> None:
     """Count this rank's part of a step. ``exceeds``: its policy lag is above the limit."""
     metrics.train_steps.inc()
-    metrics.transitions_trained.inc(result.num_transitions - result.num_untrained)
     metrics.minibatches.labels(outcome="taken").inc(len(result.taken) - result.skipped)
     metrics.minibatches.labels(outcome="skipped").inc(result.skipped)
-    metrics.episodes.inc(len(episodes.returns))
     metrics.policy_lag.observe(policy_lag)
     metrics.policy_lag_exceeded.inc(exceeds)
+
+
+def _show_episodes(metrics: Metrics, episodes: EndedEpisodes, progress: Progress) -> None:
+    """Count this rank's episodes, and show the means over all ranks'."""
+    metrics.episodes.inc(len(episodes.returns))
     for key, values in episodes.info.items():
         metrics.episode_info.labels(key=key).inc(len(values))
-    _show_means(metrics, progress)
-
-
-def _show_means(metrics: Metrics, progress: Progress) -> None:
     if (mean := progress.return_mean) is not None:
         metrics.return_mean.set(mean)
     if (mean := progress.length_mean) is not None:
@@ -439,8 +439,8 @@ def _show_means(metrics: Metrics, progress: Progress) -> None:
             metrics.episode_info_mean.labels(key=key).set(mean)
 
 
-def _scalars(progress: Progress, result: StepResult, policy_lag: int) -> dict[str, float]:
-    """Return a row of the learning curve."""
+def _scalars(progress: Progress) -> dict[str, float]:
+    """Return what a row of the learning curve says of the whole run."""
     scalars = {
         "env_steps": float(progress.env_steps),
         "train_steps": float(progress.train_steps),
@@ -448,10 +448,8 @@ def _scalars(progress: Progress, result: StepResult, policy_lag: int) -> dict[st
         **info_scalars(progress.episode_info),
         "train_seconds": progress.train_seconds,
         "env_steps_per_second": progress.env_steps / max(progress.train_seconds, 1e-9),
-        "policy_lag": float(policy_lag),
         "minibatches_skipped": float(progress.minibatches_skipped),
         "non_finite_returns": float(progress.non_finite_returns),
-        **{f"train/{name}": value for name, value in result.metrics.items()},
     }
     means = {"return_mean": progress.return_mean, "length_mean": progress.length_mean}
     return scalars | {name: mean for name, mean in means.items() if mean is not None}

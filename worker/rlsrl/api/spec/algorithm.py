@@ -29,7 +29,7 @@ class LinearScheduleSpec(Model):
     to: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The value at the end of the schedule and after it."""
     env_steps: Count | None = None
-    """Length of the schedule in transitions trained on; by default stop.envSteps."""
+    """Length of the schedule in env steps; by default stop.envSteps."""
 
 
 class ScheduleSpec(Model):
@@ -54,7 +54,7 @@ class ReplaySpec(Model):
     capacity: Annotated[int, Field(ge=1, le=1_000_000_000), INTEGRAL] = 100_000
     """Transitions that are kept; the oldest ones go first. Steps that only reset an environment take a place, too."""
     start: Annotated[int, Field(ge=0, le=1_000_000_000), INTEGRAL] = 1000
-    """Transitions that are stored before training begins. No training is owed for them."""
+    """Transitions that are stored before training begins. The first ones of the run need no training."""
     n_step: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
     """Steps whose rewards are added up before the value of what follows; fewer at the end of an episode, and where the
     next rollout has not arrived."""
@@ -228,10 +228,11 @@ class AlgorithmNeeds(Model):
     ``rlsrl validate`` runs your code. The trainers compare it with what the algorithm says, and end if they differ."""
 
     minibatch_size: Annotated[int, Field(ge=2, le=16_777_216), INTEGRAL]
-    """Transitions of one optimizer step. Must divide the batch: rolloutLength x trainers.batchEnvironments."""
+    """Transitions of one optimizer step. Without replay it must divide the batch: rolloutLength x
+    trainers.batchEnvironments."""
     epochs: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
-    """Passes over each batch."""
-    replay: ReplaySpec | None = None
+    """Passes over each batch. No effect with replay."""
+    replay: Annotated[ReplaySpec, REFUSE] | None = None
     """The store from which training draws; by default each batch is trained on as it arrives."""
     outputs: NetworkOutputs = "policyAndValue"
     """What the network computes: ``policy``, ``policyAndValue``, or ``actionValues``, with which actors choose by

@@ -354,29 +354,19 @@ def _bound_allows_a_step(spec: ExperimentSpec) -> Fault | None:
     )
 
 
-def _one_trainer_replays(spec: ExperimentSpec) -> Fault | None:
-    replicas = spec.trainers.replicas
-    if spec.algorithm.chosen.replay is None or replicas == 1:
-        return None
-    return Fault(f"{replicas} trainers cannot replay yet", "1 with an algorithm that replays")
+def _not_with_replay(at: str, excess: Callable[[ExperimentSpec], Any], cel: str, allowed: str) -> CrossFieldRule:
+    """Return the rule that a field has no other value than ``allowed`` with an algorithm that replays.
 
+    ``excess`` returns another value, or something false; ``cel`` is true for the allowed value.
+    """
 
-def _replay_needs_no_buffers(spec: ExperimentSpec) -> Fault | None:
-    if spec.algorithm.chosen.replay is None or spec.buffer_workers is None:
-        return None
-    return Fault(f"{spec.buffer_workers.replicas} buffer workers cannot serve an algorithm that replays yet", "unset")
+    def check(spec: ExperimentSpec) -> Fault | None:
+        if spec.algorithm.chosen.replay is None or not (found := excess(spec)):
+            return None
+        return Fault(f"{str(found).lower()} does not go with an algorithm that replays yet", allowed)
 
-
-def _replay_takes_observations_as_they_are(spec: ExperimentSpec) -> Fault | None:
-    if spec.algorithm.chosen.replay is None or not spec.policy.normalize_observations:
-        return None
-    return Fault("true does not go with an algorithm that replays yet", "false")
-
-
-def _replay_takes_rewards_as_they_are(spec: ExperimentSpec) -> Fault | None:
-    if spec.algorithm.chosen.replay is None or not spec.algorithm.chosen.normalize_rewards:
-        return None
-    return Fault("true does not go with an algorithm that replays yet", "false")
+    message = f"must be {allowed} with an algorithm that replays"
+    return CrossFieldRule(at=at, check=check, cel=f"!{_REPLAYS} || ({cel})", message=message)
 
 
 def _store_holds_the_start(spec: ExperimentSpec) -> Fault | None:
@@ -455,29 +445,36 @@ _RULES: tuple[CrossFieldRule, ...] = (
         cel=None,
         message="at least the minibatches of a training step and of a rollout",
     ),
-    CrossFieldRule(
-        at="trainers.replicas",
-        check=_one_trainer_replays,
-        cel=f"!{_REPLAYS} || {_TRAINERS} == 1",
-        message="must be 1 with an algorithm that replays",
+    _not_with_replay(
+        "trainers.replicas",
+        lambda spec: spec.trainers.replicas > 1 and spec.trainers.replicas,
+        cel=f"{_TRAINERS} <= 1",
+        allowed="1",
     ),
-    CrossFieldRule(
-        at="bufferWorkers",
-        check=_replay_needs_no_buffers,
-        cel=f"!{_REPLAYS} || !has(self.bufferWorkers)",
-        message="must be unset with an algorithm that replays",
+    _not_with_replay(
+        "bufferWorkers.replicas",
+        lambda spec: spec.buffer_workers and spec.buffer_workers.replicas,
+        cel="!has(self.bufferWorkers)",
+        allowed="unset",
     ),
-    CrossFieldRule(
-        at="policy.normalizeObservations",
-        check=_replay_takes_observations_as_they_are,
-        cel=f"!{_REPLAYS} || !self.policy.normalizeObservations",
-        message="must be false with an algorithm that replays",
+    _not_with_replay(
+        "policy.normalizeObservations",
+        lambda spec: spec.policy.normalize_observations,
+        cel="!self.policy.normalizeObservations",
+        allowed="false",
     ),
-    CrossFieldRule(
-        at="algorithm.custom.normalizeRewards",
-        check=_replay_takes_rewards_as_they_are,
-        cel=f"!{_REPLAYS} || !self.algorithm.custom.normalizeRewards",
-        message="must be false with an algorithm that replays",
+    _not_with_replay(
+        "algorithm.custom.normalizeRewards",
+        lambda spec: spec.algorithm.chosen.normalize_rewards,
+        cel="!self.algorithm.custom.normalizeRewards",
+        allowed="false",
+    ),
+    # The groups of an actor fill slots in turn: the slot that follows one is of other environments.
+    _not_with_replay(
+        "actors.ringSize",
+        lambda spec: spec.actors.ring_size > 1 and spec.actors.ring_size,
+        cel=f"{_GROUPS} <= 1",
+        allowed="1",
     ),
     CrossFieldRule(
         at="algorithm.custom.needs.replay.capacity",

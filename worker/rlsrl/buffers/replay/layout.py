@@ -31,7 +31,7 @@ HEADERS = (MARK, PRODUCER, INCARNATION, LANE, SEQUENCE)
 FIRST_TRAINED = "first_trained"
 """int64 [T]: the training step that trained on the transition first, or 0."""
 EPISODE_START = "episode_start"
-"""int16 [T + 1]: for stacked images, the first frame of each frame's episode, or 0 if that is of an earlier segment."""
+"""int32 [T + 1]: for stacked images, the first frame of each frame's episode, or 0 if that is of an earlier segment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class ReplayLayout:
         fields: dict[str, tuple[tuple[int, ...], str]] = dict.fromkeys(HEADERS, ((), "int64"))
         fields[FIRST_TRAINED] = ((num_steps,), "int64")
         if stacks:
-            fields[EPISODE_START] = ((num_steps + 1,), "int16")
+            fields[EPISODE_START] = ((num_steps + 1,), "int32")
         for name in STEP_FIELDS:
             array = slot.fields[name].array
             fields[name] = ((num_steps, *array.shape), array.dtype)

@@ -50,6 +50,8 @@ class RatioLimiter:
             ValueError: the bound is too small: both sides could wait at once.
         """
         self._start = start
+        self._least_fresh = max(start, 1)
+        """Env steps of the present store with which training begins: it cannot draw from an empty one."""
         self._updates_per_step = updates_per_step
         self._steps_per_lane = steps_per_lane
         self._most_lanes = most_lanes
@@ -76,7 +78,7 @@ class RatioLimiter:
     @property
     def may_train(self) -> bool:
         """Whether a training step may begin."""
-        return self._fresh >= self._start and self.debt >= self._updates_per_step
+        return self._fresh >= self._least_fresh and self.debt >= self._updates_per_step
 
     def take(self) -> int:
         """Return how many lanes may be granted now, and count them as granted."""
@@ -101,9 +103,12 @@ class RatioLimiter:
         self._end = end
 
     def env_steps_for(self, steps: int) -> int:
-        """Return the env steps of the whole run after which ``steps`` further training steps are due."""
+        """Return the env steps of the whole run after which ``steps`` further training steps can be made."""
+        if steps <= 0:
+            return self._stored
         due = self._updates + steps * self._updates_per_step - self._due_before
-        return self._counted_from + max(0, math.ceil(due / self._ratio.updates_per_env_step))
+        until_due = self._counted_from + max(0, math.ceil(due / self._ratio.updates_per_env_step))
+        return max(until_due, self._stored + self._least_fresh - self._fresh)
 
     def stored(self, env_steps: int, *, lanes: int) -> None:
         """Count the env steps of a slot that arrived with so many lanes."""
@@ -126,9 +131,12 @@ class RatioLimiter:
         self._counted_from = max(self._stored, self._start)
         self._ratio = ratio
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counts, which belong to a training step."""
-        return {"stored": self._stored, "due": self._due(self._stored), "updates": self._updates}
+    def state_dict(self, env_steps: int) -> dict[str, Any]:
+        """Return the counts that belong to a training step, with as many ``env_steps`` as the run's progress has.
+
+        More may be stored: they have arrived, and count with the next batch.
+        """
+        return {"stored": env_steps, "due": self._due(env_steps), "updates": self._updates}
 
     def load_state_dict(self, state: Mapping[str, Any], *, stored: int, held: int) -> None:
         """Continue from a saved state with the present settings, before the first grant.
@@ -147,8 +155,7 @@ class RatioLimiter:
         coming = lanes * self._steps_per_lane
         if self._end is not None and self._stored + coming >= self._end:
             return False
-        needs_no_updates = self._fresh < self._start
-        if needs_no_updates and (self._fresh + coming < self._start or lanes < self._most_lanes):
+        if self._fresh < self._least_fresh and (self._fresh + coming < self._start or lanes < self._most_lanes):
             return True
         return self._due(self._stored + coming + self._steps_per_lane) - self._updates <= self._ratio.bound
 

@@ -55,7 +55,8 @@ def _rewards(segments: Segments, place: Indices, step: Indices, clip: float | No
 def _after(segments: Segments, place: Indices, step: Indices) -> tuple[Indices, Indices, NDArray[np.bool_]]:
     """Return (place, step) of the transitions after these in their episodes, and whether there are any; else these.
 
-    A transition that does not end its episode is followed by another one, once that has arrived.
+    None follows the end of an episode, a step whose successor has not arrived, and a step before one that is no
+    transition: after a fault, an episode of the slot before is not marked as truncated.
     """
     layout, arrays = segments.layout, segments.arrays
     is_last = step + 1 == layout.num_steps
@@ -64,6 +65,7 @@ def _after(segments: Segments, place: Indices, step: Indices) -> tuple[Indices, 
     next_step = np.where(is_last, 0, step + 1)
     has_ended = arrays["terminated"][place, step] | arrays["truncated"][place, step]
     exists = ~has_ended & (~is_last | (following != NONE))
+    exists &= arrays["mask"][next_place, next_step]
     return np.where(exists, next_place, place), np.where(exists, next_step, step), exists
 
 

@@ -135,7 +135,7 @@ class Segments:
 
         The episode of the frame after a step that is no transition begins with that frame.
         """
-        begins = np.zeros(self.layout.num_steps + 1, np.int16)
+        begins = np.zeros(self.layout.num_steps + 1, np.int32)
         begins[1:] = np.where(slot.arrays["mask"][:, lane], 0, np.arange(1, self.layout.num_steps + 1))
         starts = np.maximum.accumulate(begins)
         self.arrays[EPISODE_START][place] = starts

@@ -92,7 +92,8 @@ def build_trainer(
     ``CheckpointWriter``.
 
     Raises:
-        ConfigurationError: the environment or the user's network cannot be made.
+        ConfigurationError: the environment or the user's network cannot be made, or ranks start with different
+            parameters.
         RunDamaged: the run has trained, and no stored version is intact.
         ExportMismatch: the exported actor does not compute what the network does.
         NotStored: the disk has no room for the first version.
@@ -107,8 +108,7 @@ def build_trainer(
     state = _agreed_state(config, context, db, gang)
     initial = _initial_parameters(config, context, db, policy, state)
     learner = build_learner(config, env_spec, policy, initial, gang.reduce, device)
-    if state is not None:
-        learner.load_state_dict(state.arrays, state.values["learner"])
+    _resume_learner(learner, state, gang)
     metadata = _exported_actor(policy, learner.parameters(initial.version))
     withdrawn = None if state is None else withdrawn_failure(db, config.policy_name, state.version)
     with ExitStack() as resources:
@@ -136,6 +136,25 @@ def build_trainer(
             checkpoints=checkpoints,
             withdrawn_failure=withdrawn,
             resources=resources.pop_all(),
+        )
+
+
+def _resume_learner(learner: Learner, state: TrainerState | None, gang: Gang) -> None:
+    if state is not None:
+        learner.load_state_dict(state.arrays, state.values["learner"])
+    check_equal(learner, gang)
+
+
+def check_equal(learner: Learner, gang: Gang) -> None:
+    """Check that all ranks start with the same parameters: they sum gradients, and would drift apart unnoticed.
+
+    Raises:
+        ConfigurationError: they differ.
+    """
+    if len({answer["learner"] for answer in gang.agree({"learner": learner.digest()})}) > 1:
+        raise ConfigurationError(
+            "the ranks of the gang start with different parameters. The algorithm's factory may draw random numbers "
+            "from torch only, whose generator has the same seed on all ranks"
         )
 
 
