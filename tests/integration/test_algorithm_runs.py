@@ -5,13 +5,15 @@ These are the REINFORCE that ``rlsrl init --algorithm`` writes, and one with a c
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlsrl.cli.init import templates
-from rlsrl.testing.chaos import KillCampaign
+from rlsrl.testing.chaos import INTERRUPTED, KillCampaign
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk
 
 REINFORCE = """
@@ -168,6 +170,35 @@ def test_a_finished_run_that_replays_goes_on_with_an_empty_store(start: int, tmp
     summary: dict[str, Any] = desk.facts().json("summary.json")
     assert summary["env_steps"] >= 4100
     assert summary["ledger"]["balanced"]
+
+
+def test_a_store_outlives_its_trainer_and_an_interruption(tmp_path: Path) -> None:
+    desk, in_a_slot = with_algorithm(tmp_path, Q_LEARNING), 8 * 16
+    changes = ("stop={envSteps: 1000000}", "parameters.everySteps=20")
+    with desk.begin(*(part for change in changes for part in ("--set", f"spec.{change}"))) as run:
+        run.until(lambda: run.is_complete() and run.facts.train_steps() > 50, "training")
+        os.kill(run.workers("trainer")[0].pid, signal.SIGKILL)
+        run.until(lambda: len(run.facts.logged("trainer-0", "replay_store_found")) == 1, "the store again")
+        run.until(lambda: run.is_complete() and run.facts.train_steps() > 200, "training again")
+        run.send(signal.SIGINT)
+        assert run.wait() == INTERRUPTED, run.output
+    held: dict[str, Any] = desk.facts().json("summary.json")["ledger"]
+    assert held["balanced"]
+    assert held["in_buffer"] > 0
+    assert held["lost"]["rolled_back"] == 0
+    assert held["lost"]["receiver_died"] <= 2 * in_a_slot, "slots on their way into the store"
+    end = held["produced"] + 2000
+    done = desk.call("run", "live.yaml", "--set", f"spec.stop={{envSteps: {end}}}", "--set", f"spec.{changes[1]}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = desk.facts().logged("trainer-0", "replay_store_found")
+    assert 1000 < first["transitions"] < second["transitions"]
+    summary: dict[str, Any] = desk.facts().json("summary.json")
+    ledger = summary["ledger"]
+    assert (ledger["balanced"], ledger["in_buffer"], ledger["lost"]) == (True, 0, held["lost"])
+    never_stored = ledger["produced"] - summary["env_steps"]
+    assert 0 <= never_stored <= 3 * in_a_slot, "gathered or on their way when the trainer or the run was ended"
+    assert 0 <= (summary["env_steps"] - 1000) * 0.25 - summary["minibatches"] < 0.25 * in_a_slot
+    assert not list(tmp_path.rglob("*.store"))
 
 
 def test_other_needs_than_the_spec_says_end_the_run(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ class ExperimentContext:
             coordinator_host=self.name_of(COORDINATOR),
             record_folder=f"{DATA_FOLDER}/{self.run_uid}",
             ledger_folder=f"{STATE_FOLDER}/ledger",
+            replay_folder=f"{STATE_FOLDER}/replay",
             settings_path=f"{SETTINGS_FOLDER}/{SETTINGS_KEY}",
             first_attempt=self.first_attempt,
         )

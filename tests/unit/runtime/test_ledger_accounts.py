@@ -11,6 +11,7 @@ from rlsrl.runtime.ledger import (
     ACCOUNT_CLOSED,
     ActorLedger,
     BufferLedger,
+    Held,
     LedgerError,
     LedgerPage,
     Posted,
@@ -222,6 +223,52 @@ def test_resume(record: PageRecord, saved: dict[str, Any] | None, expected: dict
     assert after.marks[0] == PAGE, "what any actor_record took stays known"
     again = resumed_record(after, saved, incarnation=4)
     assert again.counters == after.counters, "a actor_record that did nothing changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [
+        pytest.param(Held(untrained=30, trained_since=40), {"in_buffer": 70}, id="all"),
+        pytest.param(Held(untrained=27, trained_since=40), {"in_buffer": 67, "lost.receiver_died": 3}, id="on the way"),
+        pytest.param(
+            Held(untrained=30, trained_since=25), {"in_buffer": 55, "lost.rolled_back": 15}, id="evicted since"
+        ),
+        pytest.param(
+            Held(untrained=20, trained_since=50), {"in_buffer": 70}, id="killed before the ledger knew of a step"
+        ),
+        pytest.param(
+            Held(untrained=0, trained_since=0), {"lost.rolled_back": 40, "lost.receiver_died": 30}, id="nothing"
+        ),
+    ],
+)
+def test_what_a_store_still_holds_is_not_lost(held: Held, expected: dict[str, int]) -> None:
+    after = resumed_record(page_of(100, 30), saved_at(60), incarnation=3, held=held)
+    assert {term: count for term, count in after.counters.items() if count} == {"trained": 60, **expected}
+
+
+def test_a_store_that_holds_more_than_the_ledger_counts_is_refused() -> None:
+    with pytest.raises(LedgerError, match="holds 1 transitions more than the ledger counts"):
+        resumed_record(page_of(100, 30), saved_at(60), held=Held(untrained=31, trained_since=40))
+
+
+@pytest.mark.parametrize(
+    ("saved", "expected"),
+    [(None, 2), (saved_at(40, incarnation=2), 2), (saved_at(41, incarnation=2), None)],
+    ids=["no checkpoint", "an older checkpoint", "a newer checkpoint"],
+)
+def test_whether_the_page_knows_all_that_the_former_life_did(
+    tmp_path: Path, saved: dict[str, Any] | None, expected: int | None
+) -> None:
+    path = tmp_path / "trainer-0.page"
+    with LedgerPage.open(path, "trainer", 0) as page:
+        ledger = TrainerLedger(page)
+        assert ledger.former_life(saved) is None, "the page was lost"
+        ledger.resume(None, incarnation=2, keeps=True)
+        ledger.take(ProducerId(3, 1), 6, 100, 1000)
+        ledger.trained(40)
+        assert page.record.keeps
+    with LedgerPage.open(path, "trainer", 0) as page:
+        assert TrainerLedger(page).former_life(saved) == expected
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,16 @@ def test_a_dead_consumers_memory_is_lost_at_the_end() -> None:
     assert terms(found) == {"produced": 30, "trained": 20, "lost.receiver_died": 10}
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_outlives_its_consumer_is_held_after_the_end(ended: bool) -> None:
+    pages = [actor(produced=30), replace(trainer(ended=ended, trained=20, in_buffer=10), keeps=True)]
+    found = balance(pages, ended=True)
+    found.check()
+    assert terms(found) == {"produced": 30, "trained": 20, "in_buffer": 10}
+    with pytest.raises(LedgerError, match="left holding 10 "):
+        replace(found, kept=0).check()
+
+
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [

@@ -20,6 +20,7 @@ def rich_record() -> PageRecord:
         counters={term: 1000 + number for number, term in enumerate(TERMS)},
         lives=3,
         ended=True,
+        keeps=True,
         incarnation=7,
         sequence=41,
         marks={0: Mark(2, 17), 5: Mark(1, 2**63 - 1)},
@@ -39,6 +40,12 @@ def test_a_page_of_fewer_terms_reads_as_zero_for_the_new_ones() -> None:
     older = PageRecord.decode(bytes(payload), role="trainer", index=1)
     assert older.counters == {**rich_record().counters, TERMS[-1]: 0}
     assert older.unacknowledged == rich_record().unacknowledged
+
+
+@pytest.mark.parametrize(("ended", "keeps"), [(False, False), (True, False), (False, True), (True, True)])
+def test_encode_and_decode_an_end(ended: bool, keeps: bool) -> None:
+    record = PageRecord(role="trainer", index=0, ended=ended, keeps=keeps)
+    assert PageRecord.decode(record.encode(), role="trainer", index=0) == record
 
 
 def test_unknown_terms_are_refused() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +17,10 @@ from rlsrl.buffers.replay.draws import UniformDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
 from rlsrl.buffers.replay.ratio import Ratio, RatioLimiter
 from rlsrl.buffers.replay.rows import rows_of
-from rlsrl.buffers.replay.segments import Segments
 from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.testing.replay import SlotSource
+from rlsrl.testing.replay import SlotSource, open_replay_store
 from rlsrl.testing.waiting import DEADLINE_SECONDS
 from rlsrl.workers.experience import TrainingBatch
 from rlsrl.workers.progress import Progress, StopConditions
@@ -48,16 +50,16 @@ class Counts:
 class Bench:
     """The test acts as the main thread, the training thread and the actors."""
 
-    def __init__(self, *, ratio: float = 0.5, start: int = 20, capacity: int = 60) -> None:
+    def __init__(self, folder: Path, *, ratio: float = 0.5, start: int = 20, capacity: int = 60) -> None:
         self.source = SlotSource(num_steps=STEPS, num_lanes=LANES)
-        layout = ReplayLayout.of(self.source.layout, capacity=capacity)
-        self.segments = Segments(layout, bytearray(layout.nbytes))
+        store = open_replay_store(folder, ReplayLayout.of(self.source.layout, capacity=capacity))
+        self.segments = store.segments
         self.ledger = Counts()
         self.granted: list[tuple[int, Version, int]] = []
         self.inserted = 0
         self.episodes: list[EndedEpisodes] = []
         self.experience = ReplayExperience(
-            segments=self.segments,
+            store=store,
             draws=UniformDraws(self.segments),
             limiter=RatioLimiter(
                 Ratio(updates_per_env_step=ratio, bound=UPDATES + 2 * STEPS * LANES * ratio),
@@ -98,6 +100,11 @@ class Bench:
         return batch
 
 
+@pytest.fixture
+def make_bench(tmp_path: Path) -> Callable[..., Bench]:
+    return partial(Bench, tmp_path)
+
+
 def result_of(step: int, taken: tuple[bool, ...]) -> StepResult:
     """Return the result of a step whose schedule is the reverse of the draws' order."""
     minibatches = np.arange(UPDATES * ROWS)[::-1].reshape(UPDATES, ROWS)
@@ -112,16 +119,16 @@ def result_of(step: int, taken: tuple[bool, ...]) -> StepResult:
     )
 
 
-def test_another_number_of_minibatches_is_refused() -> None:
-    bench = Bench()
+def test_another_number_of_minibatches_is_refused(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench()
     for _ in range(4):
         bench.gather()
     with pytest.raises(ConfigurationError, match="has 2 minibatches for 12 rows; with replay it needs 3 of 4"):
         bench.train((True, True))
 
 
-def test_every_transition_is_counted_once_whatever_becomes_of_it() -> None:
-    bench, rng = Bench(), np.random.default_rng(3)
+def test_every_transition_is_counted_once_whatever_becomes_of_it(make_bench: Callable[..., Bench]) -> None:
+    bench, rng = make_bench(), np.random.default_rng(3)
     env_steps, returns, updates = 0, 0, 0
     for _ in range(300):
         if bench.lanes_left >= LANES and rng.random() < 0.7:
@@ -142,13 +149,13 @@ def test_every_transition_is_counted_once_whatever_becomes_of_it() -> None:
     returns += sum(len(each.episodes.returns) for each in bench.without_rows)
     assert env_steps == bench.inserted
     assert returns == sum(len(each.returns) for each in bench.episodes)
-    bench.experience.close()
+    bench.experience.close(run_ended=True)
     assert sum(bench.ledger.terms.values()) == bench.inserted
     assert bench.train() is None
 
 
-def test_a_batch_has_the_rows_of_its_keys() -> None:
-    bench = Bench()
+def test_a_batch_has_the_rows_of_its_keys(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench()
     for _ in range(4):
         bench.gather()
     batch = bench.train()
@@ -160,8 +167,8 @@ def test_a_batch_has_the_rows_of_its_keys() -> None:
         np.testing.assert_array_equal(batch.arrays[name], array)
 
 
-def test_transitions_of_skipped_minibatches_stay_untrained() -> None:
-    bench = Bench()
+def test_transitions_of_skipped_minibatches_stay_untrained(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench()
     for _ in range(4):
         bench.gather()
     batch = bench.train((False, False, True))
@@ -170,8 +177,8 @@ def test_transitions_of_skipped_minibatches_stay_untrained() -> None:
     assert bench.segments.count_untrained() == bench.inserted - bench.ledger.terms["trained"]
 
 
-def test_gathering_begins_alone_then_both_go_on_at_the_ratio() -> None:
-    bench = Bench(ratio=0.5, start=20)
+def test_gathering_begins_alone_then_both_go_on_at_the_ratio(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(ratio=0.5, start=20)
     assert bench.train() is None
     while bench.lanes_left >= LANES:
         bench.gather()
@@ -184,8 +191,8 @@ def test_gathering_begins_alone_then_both_go_on_at_the_ratio() -> None:
     assert bench.experience.limiter_state(0)["updates"] == UPDATES
 
 
-def test_the_policy_lag_is_that_of_the_slots_that_have_arrived() -> None:
-    bench = Bench(ratio=0.3, start=10)
+def test_the_policy_lag_is_that_of_the_slots_that_have_arrived(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(ratio=0.3, start=10)
     bench.step = 3
     bench.experience.grant(Version(1, 3))
     for version in (Version(1, 3), Version(1, 2), Version(0, 400), Version(1, 3)):
@@ -197,8 +204,8 @@ def test_the_policy_lag_is_that_of_the_slots_that_have_arrived() -> None:
     assert (second.oldest_version, second.env_steps, second.episodes.returns) == (Version(1, 4), 0, []), "none arrived"
 
 
-def test_what_arrives_while_training_must_wait_comes_without_rows() -> None:
-    bench = Bench(ratio=0.3, start=100)
+def test_what_arrives_while_training_must_wait_comes_without_rows(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(ratio=0.3, start=100)
     assert bench.experience.next_batch(timeout=0) is None
     bench.gather()
     bench.gather()
@@ -212,8 +219,10 @@ def test_what_arrives_while_training_must_wait_comes_without_rows() -> None:
 
 
 @pytest.mark.parametrize(("stop", "end"), [({"env_steps": 60}, 60), ({"train_steps": 5}, 20 + 5 * UPDATES * 2)])
-def test_a_run_gathers_no_more_than_it_needs_and_trains_all_that_is_due(stop: dict[str, int], end: int) -> None:
-    bench, progress = Bench(ratio=0.5, start=20), Progress(episodes=3)
+def test_a_run_gathers_no_more_than_it_needs_and_trains_all_that_is_due(
+    stop: dict[str, int], end: int, make_bench: Callable[..., Bench]
+) -> None:
+    bench, progress = make_bench(ratio=0.5, start=20), Progress(episodes=3)
     never = dict.fromkeys(("return_mean", "env_steps", "train_steps", "wall_seconds"))
     conditions = StopConditions(episodes=3, **{**never, **stop})
     while True:
@@ -234,15 +243,15 @@ def test_a_run_gathers_no_more_than_it_needs_and_trains_all_that_is_due(stop: di
 
 
 @pytest.mark.parametrize("what", ["slots", "close"])
-def test_a_waiting_thread_is_woken(what: str) -> None:
-    bench = Bench(ratio=1.0, start=1)
+def test_a_waiting_thread_is_woken(what: str, make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(ratio=1.0, start=1)
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(bench.experience.next_batch(timeout=DEADLINE_SECONDS)))
     thread.start()
     if what == "slots":
         bench.gather()
     else:
-        bench.experience.close()
+        bench.experience.close(run_ended=True)
     thread.join(DEADLINE_SECONDS / 2)
     assert not thread.is_alive()
     assert (found[0] is not None) == (what == "slots")

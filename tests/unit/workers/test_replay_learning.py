@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -16,13 +17,12 @@ from rlsrl.api.spec import AlgorithmNeeds, CustomAlgorithmSpec, ReplaySpec
 from rlsrl.buffers.replay.draws import UniformDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
 from rlsrl.buffers.replay.ratio import Ratio, RatioLimiter
-from rlsrl.buffers.replay.segments import Segments
 from rlsrl.data.version import Version
 from rlsrl.policies.build import build_network
 from rlsrl.policies.networks import MlpActionValues
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.q_learning import QLearning
-from rlsrl.testing.replay import SlotSource
+from rlsrl.testing.replay import SlotSource, open_replay_store
 from rlsrl.workers.replay_experience import Drawing, ReplayExperience
 
 NUM_STATES, DISCOUNT = 5, 0.9
@@ -70,7 +70,7 @@ def exact_values() -> np.ndarray:
     return values
 
 
-def test_it_finds_the_exact_values_where_most_episodes_are_cut() -> None:
+def test_it_finds_the_exact_values_where_most_episodes_are_cut(tmp_path: Path) -> None:
     """Episodes have at most three steps, so most are truncated: values beyond that are bootstrapped."""
     source = SlotSource(num_steps=STEPS, num_lanes=LANES, make=lambda: TimeLimit(Corridor(), 3))
     network = build_network(
@@ -78,7 +78,8 @@ def test_it_finds_the_exact_values_where_most_episodes_are_cut() -> None:
     )
     policy = TorchPolicy(network, source.env_spec, outputs="actionValues")
     layout = ReplayLayout.of(source.layout, capacity=2000)
-    segments = Segments(layout, bytearray(layout.nbytes))
+    store = open_replay_store(tmp_path, layout)
+    segments = store.segments
 
     class Ledger:
         def trained(self, num_transitions: int, *, num_untrained: int = 0) -> None: ...
@@ -88,7 +89,7 @@ def test_it_finds_the_exact_values_where_most_episodes_are_cut() -> None:
 
     granted: list[int] = []
     experience = ReplayExperience(
-        segments=segments,
+        store=store,
         draws=UniformDraws(segments),
         limiter=RatioLimiter(
             Ratio(updates_per_env_step=0.5, bound=100.0), start=100, updates_per_step=UPDATES, steps_per_lane=STEPS,

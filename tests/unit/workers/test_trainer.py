@@ -163,7 +163,7 @@ def run_trainer(
         return SimpleNamespace(
             training=SimpleNamespace(checkpoint=checkpoint, ending=ending, has_stepped=has_stepped, **steps),
             consumer=SimpleNamespace(receive=nothing, close=nothing, outstanding=()),
-            experience=SimpleNamespace(receive=nothing, close=nothing),
+            experience=SimpleNamespace(receive=nothing, close=nothing, sync=nothing),
             checkpoints=SimpleNamespace(
                 start=nothing, close=nothing, check=nothing, num_unstored=0, store_last=store_last
             ),

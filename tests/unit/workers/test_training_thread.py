@@ -259,7 +259,7 @@ class Bench:
         self.thread.stop()
         self.thread.join(DEADLINE_SECONDS)
         self.receive()
-        self.experience.close()
+        self.experience.close(run_ended=True)
         self.ledger.end()
         self.actor_ledger.end()
         balance(read_pages(self._folder), ended=True).check()

@@ -52,6 +52,8 @@ class Placement:
     """The folder of log files; None: workers log to standard output."""
     ledger_folder: str
     """The folder of ledger pages."""
+    replay_folder: str
+    """The folder of replay stores."""
     record_folder: str
     """The folder where the coordinator writes the leases and the learning curve, and of the parameter DB."""
     shares_disk: bool
@@ -117,6 +119,7 @@ def local_placement(run_uid: str, run_folder: PurePath) -> Placement:
         http_address="127.0.0.1:0",
         log_folder=f"{run_folder}/logs",
         ledger_folder=f"{run_folder}/ledger",
+        replay_folder=f"{run_folder}/replay",
         record_folder=str(run_folder),
         shares_disk=True,
         settings_path=f"{run_folder}/{SETTINGS}",
@@ -129,6 +132,7 @@ def cluster_placement(
     *,
     record_folder: str = "/data",
     ledger_folder: str = "/var/lib/rlsrl/ledger",
+    replay_folder: str = "/var/lib/rlsrl/replay",
     settings_path: str = "/etc/rlsrl/settings/settings.json",
     first_attempt: int = 1,
 ) -> Placement:
@@ -139,6 +143,7 @@ def cluster_placement(
         coordinator_host: DNS name of the coordinator's Service.
         record_folder: where the coordinator's pod mounts the experiment's volume, if it has one.
         ledger_folder: the folder of a pod's ledger page, which outlives the container but not the pod.
+        replay_folder: the folder of a trainer pod's replay store, likewise.
         settings_path: the file of the coordinator's pod with the edited live settings.
         first_attempt: the first attempt since the failed experiment was last tried again.
     """
@@ -151,6 +156,7 @@ def cluster_placement(
         streams_serve_at=f":{STREAMS_PORT}",
         http_address=f":{HTTP_PORT}",
         ledger_folder=ledger_folder,
+        replay_folder=replay_folder,
         record_folder=record_folder,
         shares_disk=False,
         settings_path=settings_path,

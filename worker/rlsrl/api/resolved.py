@@ -184,9 +184,13 @@ class CoordinatorConfig(RoleConfig):
         return any(each.covers(role, index) for each in self.paused)
 
 
-class ReplayPace(Model):
-    """How training keeps pace with gathering where transitions are replayed."""
+class ReplayConfig(Model):
+    """Where transitions are replayed: the store, and how training keeps pace with gathering."""
 
+    folder: str
+    """The folder where each rank keeps ``trainer-<rank>.store``."""
+    outlives: bool
+    """Whether the folder outlives the trainer's machine or pod, and not only its process."""
     updates_per_env_step: Annotated[float, Field(gt=0)]
     """Minibatches for each transition that is gathered."""
     most_updates_behind: PositiveInteger
@@ -214,8 +218,8 @@ class TrainerConfig(RoleConfig):
     """B: lanes of one batch, over all ranks."""
     max_policy_lag: Annotated[int, Field(ge=0), INTEGRAL]
     """Training steps that acting weights may be behind."""
-    pace: ReplayPace | None = None
-    """The pace of an algorithm that replays; None for others."""
+    replay: ReplayConfig | None = None
+    """The store and the pace of an algorithm that replays; None for others."""
     compile: CompileMode
     """When the training step is compiled."""
     device: Device

@@ -17,7 +17,7 @@ from rlsrl.api.resolved import (
     CoordinatorConfig,
     EvaluatorConfig,
     PolicyWorkerConfig,
-    ReplayPace,
+    ReplayConfig,
     TrainerConfig,
 )
 from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, POLICY, TRAINER
@@ -142,7 +142,7 @@ def trainer_config(context: ResolutionContext) -> TrainerConfig:
         rollout_length=spec.actors.rollout_length,
         batch_lanes=spec.batch_environments,
         max_policy_lag=spec.pacing.max_policy_lag,
-        pace=_pace(spec),
+        replay=_replay(spec, placement),
         compile=_compile_mode(spec),
         device=spec.trainers.device,
         num_producers=context.num_workers[BUFFER] or context.num_workers[ACTOR],
@@ -158,10 +158,12 @@ def trainer_config(context: ResolutionContext) -> TrainerConfig:
     )
 
 
-def _pace(spec: ExperimentSpec) -> ReplayPace | None:
+def _replay(spec: ExperimentSpec, placement: Placement) -> ReplayConfig | None:
     if spec.pacing.train_steps_per_env_step is None:
         return None
-    return ReplayPace(
+    return ReplayConfig(
+        folder=placement.replay_folder,
+        outlives=placement.shares_disk,
         updates_per_env_step=spec.pacing.train_steps_per_env_step,
         most_updates_behind=spec.train_steps_behind,
         updates_per_step=spec.updates_per_train_step,

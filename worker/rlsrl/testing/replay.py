@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -11,9 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from rlsrl.buffers.replay.layout import ReplayLayout
+from rlsrl.buffers.replay.segments import Segments
+from rlsrl.buffers.replay.store_file import SUFFIX, StoreFile
 from rlsrl.data.slots import ProducerId, Slot, rollout_layout
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.vector import LoopVectorEnv
+from rlsrl.workers.replay_experience import ReplayStore
 
 
 class Numbered(gymnasium.Env[Any, Any]):
@@ -80,6 +85,22 @@ class Lane:
         }
 
 
+def open_replay_store(
+    folder: Path,
+    layout: ReplayLayout,
+    *,
+    former: int | None = None,
+    owner: int = 0,
+    step: int = 0,
+    env_steps: int = 0,
+    outlives: bool = True,
+) -> ReplayStore:
+    """Return the store in that folder, see ``StoreFile.open`` and ``ReplayStore``."""
+    file = StoreFile.open(folder / f"trainer-0{SUFFIX}", layout, former=former, owner=owner)
+    segments = Segments(layout, file.content, env_steps=env_steps)
+    return ReplayStore(segments=segments, file=file, outlives=outlives, step=step, env_steps=env_steps)
+
+
 class SlotSource:
     """Slots of one producer, with what is in them in plain lists."""
 
@@ -101,7 +122,8 @@ class SlotSource:
             self._envs.step(arrays, step, arrays["action"][step])
         for lane, kept in enumerate(self.lanes):
             self._keep(arrays, lane, kept)
-        slot = Slot(arrays=arrays, producer=self._producer, sequence=self._sequence)
+        num_transitions = int(np.count_nonzero(arrays["mask"]))
+        slot = Slot(arrays=arrays, producer=self._producer, sequence=self._sequence, num_transitions=num_transitions)
         self._sequence += 1
         return slot
 

@@ -89,8 +89,11 @@ class Experience(Protocol):
     def expect(self, progress: Progress, stop: StopConditions) -> None:
         """Grant no more than what training can use until one of these conditions ends it."""
 
-    def close(self) -> None:
-        """Form no more batches, and count what was never trained."""
+    def close(self, *, run_ended: bool) -> None:
+        """Form no more batches, and count what is never trained. ``run_ended``: no later life trains on it."""
+
+    def sync(self) -> None:
+        """Make durable what a later life trains on, after the ledger has ended."""
 
     def ledger_snapshot(self) -> dict[str, Any]:
         """Return the ledger's JSON values to resume from."""
@@ -185,8 +188,13 @@ class OnPolicyExperience(Experience):
         self._limiter.expect(None if steps is None else steps * self._batch_lanes)
 
     @override
-    def close(self) -> None:
+    def close(self, *, run_ended: bool) -> None:
+        del run_ended  # A buffer does not outlive its process.
         self._count(self._buffer.close())
+
+    @override
+    def sync(self) -> None:
+        """Nothing is left for a later life."""
 
     @override
     def ledger_snapshot(self) -> dict[str, Any]:

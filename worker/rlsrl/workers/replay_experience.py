@@ -16,10 +16,12 @@ from rlsrl.buffers.replay.layout import FIRST_TRAINED
 from rlsrl.buffers.replay.ratio import RatioLimiter
 from rlsrl.buffers.replay.rows import rows_of
 from rlsrl.buffers.replay.segments import Indices, Segments
+from rlsrl.buffers.replay.store_file import StoreFile
 from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.ledger import Held
 from rlsrl.workers.experience import Experience, TrainingBatch, TrainingLedger
 from rlsrl.workers.progress import Progress, StopConditions
 
@@ -52,6 +54,36 @@ class ReplayBatch(TrainingBatch):
     """The transitions' keys."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReplayStore:
+    """A rank's store in its file, with what a former life of the trainer left."""
+
+    segments: Segments
+    file: StoreFile
+    outlives: bool
+    """Whether the file outlives the trainer's machine or pod, and not only its process."""
+    step: int
+    """The training step from which the rank resumes."""
+    env_steps: int
+    """The run's env steps at that step."""
+
+    @property
+    def held(self) -> Held:
+        """What the former life left, before ``forget_training``."""
+        return Held(
+            untrained=self.segments.count_untrained(), trained_since=self.segments.count_trained_after(self.step)
+        )
+
+    @property
+    def uncounted(self) -> int:
+        """Env steps in the store that the run's progress lacks: the former life stored them after the checkpoint."""
+        return self.segments.env_steps - self.env_steps
+
+    def forget_training(self) -> None:
+        """Forget what was trained after the checkpoint, once the ledger of the new life counts it as held."""
+        self.segments.forget_training_after(self.step)
+
+
 class ReplayExperience(Experience):
     """Slots go into a store, and each training step draws from all that it holds.
 
@@ -61,7 +93,7 @@ class ReplayExperience(Experience):
     def __init__(
         self,
         *,
-        segments: Segments,
+        store: ReplayStore,
         draws: Draws,
         limiter: RatioLimiter,
         drawing: Drawing,
@@ -69,9 +101,13 @@ class ReplayExperience(Experience):
         ledger: TrainingLedger,
         rng: np.random.Generator,
     ) -> None:
-        """Use a store and its draws; ``grant`` grants credits, see ``SampleConsumer.grant``."""
+        """Use a store, draws from it, and a limiter that counts what it holds already.
+
+        ``grant`` grants credits, see ``SampleConsumer.grant``.
+        """
         self.max_policy_lag = None
-        self._segments = segments
+        self._store = store
+        self._segments = store.segments
         self._draws = draws
         self._limiter = limiter
         self._drawing = drawing
@@ -80,7 +116,7 @@ class ReplayExperience(Experience):
         self._rng = rng
         self._changed = threading.Condition()
         """Guards all that follows, and the store."""
-        self._arrived: list[tuple[int, EndedEpisodes]] = []
+        self._arrived = [(store.uncounted, EndedEpisodes.joined([]))] if store.uncounted else []
         """Env steps and episodes of the slots since the last batch."""
         self._oldest_arrived: Version | None = None
         """The oldest version that acted in them."""
@@ -198,11 +234,18 @@ class ReplayExperience(Experience):
             self._limiter.expect(0 if stop.now else min(ends, default=None))
 
     @override
-    def close(self) -> None:
+    def close(self, *, run_ended: bool) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            self._ledger.dropped("end_of_run", self._segments.count_untrained())
+            if run_ended or not self._store.outlives:
+                self._store.file.remove()  # first: no later life may find what counts as dropped
+                self._ledger.dropped("end_of_run", self._segments.count_untrained())
+
+    @override
+    def sync(self) -> None:
+        if self._store.outlives:
+            self._store.file.close()
 
     @override
     def ledger_snapshot(self) -> dict[str, Any]:

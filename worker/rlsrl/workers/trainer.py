@@ -156,13 +156,14 @@ class TrainerWorker(Worker[TrainerConfig]):
             if parts.gang.rank == 0:
                 self._store_last(final, parts)
             parts.ledger.end()
+            parts.experience.sync()
             parts.gang.close()
 
     def _count_untrained(self, parts: TrainerParts) -> None:
         """Count slots that were acknowledged but never trained, before the last checkpoint stores the ledger."""
         parts.consumer.close()
         parts.experience.receive(parts.consumer.receive(MAX_SLOTS_A_POLL, timeout=0), oldest_outstanding=None)
-        parts.experience.close()
+        parts.experience.close(run_ended=parts.training.ending.stop_reason is not None)
 
     def _store_last(self, final: Checkpoint, parts: TrainerParts) -> None:
         """Store the last version. If a stop condition holds, wait for room, and store the terminal record, too."""

@@ -27,7 +27,9 @@ MARK = "mark"
 """Header, int64 []: 1 + the segment's number, or 0 where there is no segment. It is written last."""
 PRODUCER, INCARNATION, LANE, SEQUENCE = "producer", "incarnation", "lane", "sequence"
 """Headers, int64 []: the lane that a segment belongs to, and the place of its slot among the producer's."""
-HEADERS = (MARK, PRODUCER, INCARNATION, LANE, SEQUENCE)
+ENV_STEPS = "env_steps"
+"""Header, int64 []: the env steps of the run that were stored up to the segment, its own among them."""
+HEADERS = (MARK, PRODUCER, INCARNATION, LANE, SEQUENCE, ENV_STEPS)
 FIRST_TRAINED = "first_trained"
 """int64 [T]: the training step that trained on the transition first, or 0."""
 EPISODE_START = "episode_start"

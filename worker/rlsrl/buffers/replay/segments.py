@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsrl.buffers.replay.layout import (
+    ENV_STEPS,
     EPISODE_START,
     FIRST_TRAINED,
     INCARNATION,
@@ -50,8 +51,11 @@ class Segments:
     killed process left is either whole or free.
     """
 
-    def __init__(self, layout: ReplayLayout, memory: Any) -> None:
-        """Use ``memory``: zeros, or what an earlier process left of a store with this layout."""
+    def __init__(self, layout: ReplayLayout, memory: Any, *, env_steps: int = 0) -> None:
+        """Use ``memory``: zeros, or what an earlier process left of a store with this layout.
+
+        ``env_steps``: the run's env steps before an empty store.
+        """
         self.layout = layout
         self.arrays: Mapping[str, NDArray[Any]] = layout.view(memory)
         """All arrays by field, each [num_segments, ...]."""
@@ -61,6 +65,8 @@ class Segments:
         """The number of each lane's newest segment, by producer, incarnation and lane."""
         self.next_number = 0
         """The number of the next segment."""
+        self.env_steps = env_steps
+        """Env steps of the run that were ever stored."""
         self._recover()
         held = self.arrays[MARK] > 0
         self.num_transitions = int(np.count_nonzero(self.arrays["mask"][held]))
@@ -92,6 +98,16 @@ class Segments:
         held = self.arrays[MARK] > 0
         return int(np.count_nonzero(self.arrays["mask"][held] & (self.arrays[FIRST_TRAINED][held] == 0)))
 
+    def count_trained_after(self, step: int) -> int:
+        """Return the number of transitions held that were trained first after that training step."""
+        held = self.arrays[MARK] > 0
+        return int(np.count_nonzero(self.arrays["mask"][held] & (self.arrays[FIRST_TRAINED][held] > step)))
+
+    def forget_training_after(self, step: int) -> None:
+        """Count the transitions that were trained first after that training step as never trained."""
+        first_trained = self.arrays[FIRST_TRAINED]
+        first_trained[first_trained > step] = 0
+
     def are_held(self, numbers: Indices) -> NDArray[np.bool_]:
         """Return which of these segments are still there."""
         marks: Indices = self.arrays[MARK][numbers % self.layout.num_segments]
@@ -122,12 +138,13 @@ class Segments:
                 self.arrays[name][place] = slot.arrays[name][:, lane]
         if layout.stacks:
             self._write_images(slot, lane, place)
-        headers = (slot.producer.index, slot.producer.incarnation, lane, slot.sequence)
-        for name, value in zip((PRODUCER, INCARNATION, LANE, SEQUENCE), headers, strict=True):
+        env_steps = self.env_steps + int(np.count_nonzero(slot.arrays["mask"][:, lane]))
+        headers = (slot.producer.index, slot.producer.incarnation, lane, slot.sequence, env_steps)
+        for name, value in zip((PRODUCER, INCARNATION, LANE, SEQUENCE, ENV_STEPS), headers, strict=True):
             self.arrays[name][place] = value
         self.arrays[FIRST_TRAINED][place] = 0
         self.arrays[MARK][place] = number + 1
-        self.next_number = number + 1
+        self.next_number, self.env_steps = number + 1, env_steps
         self._link(number)
 
     def _write_images(self, slot: Slot, lane: int, place: int) -> None:
@@ -173,7 +190,10 @@ class Segments:
         numbers = np.sort(marks[marks > 0]) - 1
         for number in numbers.tolist():
             self._link(number)
-        self.next_number = int(numbers[-1]) + 1 if numbers.size else 0
+        if numbers.size:
+            newest = int(numbers[-1])
+            self.next_number = newest + 1
+            self.env_steps = int(self.arrays[ENV_STEPS][newest % self.layout.num_segments])
 
 
 def stack_places(frame: Any, start: Any, depth: int) -> Indices:

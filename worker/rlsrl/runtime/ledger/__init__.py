@@ -3,7 +3,7 @@
     produced = trained + in_buffer + dropped{reason} + lost{receiver_died | producer_died | rolled_back} + unsettled
 
 ``unsettled`` transitions were posted and not taken, and their consumer may still take them. An ended run has none: each
-of them was dropped or lost.
+of them was dropped or lost. ``in_buffer`` is 0 then, too, but for a replay store that outlives its trainer.
 
 The process that sees an event counts it, on its own ledger page: a small file that survives a SIGKILL. No term is
 computed as the rest of the equation. So a transition that is counted twice, or not at all, breaks the equation, and
@@ -15,6 +15,7 @@ from rlsrl.runtime.ledger.accounts import (
     ACCOUNT_CLOSED,
     ActorLedger,
     BufferLedger,
+    Held,
     ProducerAccount,
     TrainerLedger,
     starting_record,
@@ -41,6 +42,7 @@ __all__ = [
     "ActorLedger",
     "Balance",
     "BufferLedger",
+    "Held",
     "LedgerError",
     "LedgerPage",
     "Mark",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from typing_extensions import override
@@ -30,6 +30,16 @@ from rlsrl.runtime.ledger.records import (
 
 ACCOUNT_CLOSED = 2**63 - 1
 """The mark of an incarnation that a newer one has replaced: no sequence number is above it, so no slot can be taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Transitions in a trainer's store that outlived its former life."""
+
+    untrained: int
+    """Never trained."""
+    trained_since: int
+    """Trained first after the checkpoint from which the trainer resumes: they are untrained again."""
 
 
 class ConsumerAccount:
@@ -123,13 +133,47 @@ class TrainerLedger(ConsumerAccount):
             "marks": {str(index): list(mark) for index, mark in record.marks.items()},
         }
 
-    def resume(self, saved: Mapping[str, Any] | None, *, incarnation: int = 0) -> None:
+    def former_life(self, saved: Mapping[str, Any] | None) -> int | None:
+        """Return the incarnation whose last word the page has; None if it may have done more than the page says.
+
+        So it is with a page that was lost, or that is older than the checkpoint.
+        """
+        record = self._page.record
+        if self._page.is_new or (saved and _is_older(record, saved)):
+            return None
+        return record.incarnation
+
+    def resume(
+        self,
+        saved: Mapping[str, Any] | None,
+        *,
+        incarnation: int = 0,
+        held: Held | None = None,
+        keeps: bool = False,
+    ) -> None:
         """Begin a new life of the trainer from a checkpoint; ``saved`` is None without one. Call once, before ``take``.
 
         Transitions that were trained after the checkpoint become ``lost.rolled_back``; those in the former life's
         memory become ``lost.receiver_died``. Marks stay, so that resent slots of a former life are recognised.
+
+        Args:
+            saved: What ``snapshot`` returned for the checkpoint.
+            incarnation: That of the new life.
+            held: What the store of ``former_life`` still holds: it is not lost. None: there is none.
+            keeps: Whether what this life holds will outlive it.
+
+        Raises:
+            LedgerError: the store holds more than the page counts.
         """
-        self._page.apply(lambda record: resumed_record(record, saved, incarnation=incarnation))
+        self._page.apply(
+            lambda record: replace(resumed_record(record, saved, incarnation=incarnation, held=held), keeps=keeps)
+        )
+
+    @override
+    def end(self) -> None:
+        super().end()
+        if self._page.record.keeps:
+            self._page.sync()
 
 
 class ProducerAccount(ABC):
@@ -271,34 +315,49 @@ def starting_record(record: PageRecord, kept: PageRecord | None, *, incarnation:
     return replace(known or record, restored=incarnation > 0)
 
 
-def resumed_record(record: PageRecord, saved: Mapping[str, Any] | None, *, incarnation: int = 0) -> PageRecord:
-    """Return the record of a trainer's new life, from the former life's record and the checkpoint.
+def resumed_record(
+    record: PageRecord, saved: Mapping[str, Any] | None, *, incarnation: int = 0, held: Held | None = None
+) -> PageRecord:
+    """Return the record of a trainer's new life, from the former life's record, the checkpoint and its store.
 
     A record that is empty or older than the checkpoint (another pod, a loss of power) is replaced by the checkpoint's.
     The producers' counts will show what the former life took after the checkpoint.
+
+    Transitions that the record has as held and the store has not were on their way into it when the former life ended,
+    or just evicted: they were lost with it.
     """
     trained = saved["counters"]["trained"] if saved else 0
     base = record
-    if saved and (
-        record.lives == 0 or _age(record.incarnation, record.counters) < _age(saved["incarnation"], saved["counters"])
-    ):
+    if saved and _is_older(record, saved):
         base = replace(
             record,
             counters={**PageRecord(role="", index=0).counters, **saved["counters"]},
             marks={int(index): Mark(*mark) for index, mark in saved["marks"].items()},
             restored=True,
         )
-    rolled_back = base.counters["trained"] - trained
-    in_memory = base.counters["in_buffer"]
+    held = held or Held(untrained=0, trained_since=0)
+    undone = base.counters["trained"] - trained
+    rolled_back = max(undone - held.trained_since, 0)
+    kept = held.untrained + held.trained_since
+    died = undone + base.counters["in_buffer"] - rolled_back - kept
+    if died < 0:
+        raise LedgerError(f"the replay store holds {-died} transitions more than the ledger counts")
     return replace(
         base.count(
-            trained=-rolled_back,
-            in_buffer=-in_memory,
-            **{"lost.rolled_back": rolled_back, "lost.receiver_died": in_memory},
+            trained=-undone,
+            in_buffer=kept - base.counters["in_buffer"],
+            **{"lost.rolled_back": rolled_back, "lost.receiver_died": died},
         ),
         lives=record.lives + 1,
         incarnation=incarnation,
         ended=False,
+    )
+
+
+def _is_older(record: PageRecord, saved: Mapping[str, Any]) -> bool:
+    """Return whether a trainer's record lacks what its checkpoint has."""
+    return record.lives == 0 or _age(record.incarnation, record.counters) < _age(
+        saved["incarnation"], saved["counters"]
     )
 
 

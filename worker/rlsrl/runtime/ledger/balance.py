@@ -34,8 +34,10 @@ class Balance:
     produced: int
     trained: int
     in_buffer: int
-    """Held by consumers. ``check`` demands 0 of an ended run: a consumer that ends cleanly counts its buffer's content
-    as dropped, and the content that a dead one held is lost."""
+    """Held by consumers. ``check`` demands ``kept`` of an ended run: a consumer that ends cleanly counts its buffer's
+    content as dropped, and the content that a dead one held is lost."""
+    kept: int
+    """Those of ``in_buffer`` that outlive their process, in a replay store's file."""
     dropped: Mapping[str, int]
     """By reason."""
     lost: Mapping[str, int]
@@ -62,8 +64,9 @@ class Balance:
                 f"produced {self.produced} is not the {self.accounted} accounted for "
                 f"({self.produced - self.accounted:+d}): {self._terms()}"
             )
-        if self.in_buffer < 0 or (self.ended and self.in_buffer):
-            raise LedgerError(f"consumers were left holding {self.in_buffer} transitions: {self._terms()}")
+        left = self.in_buffer - self.kept
+        if left < 0 or (self.ended and left):
+            raise LedgerError(f"consumers were left holding {left} transitions: {self._terms()}")
 
     def to_json(self) -> dict[str, Any]:
         """Return the terms as JSON values."""
@@ -125,6 +128,7 @@ def balance(records: Iterable[PageRecord], *, ended: bool, copies: bool = False)
         produced=total["produced"],
         trained=total["trained"],
         in_buffer=total["in_buffer"],
+        kept=sum(record.counters["in_buffer"] for record in records if record.keeps),
         dropped={reason: total[f"dropped.{reason}"] for reason in DROP_REASONS},
         lost={cause: total[f"lost.{cause}"] for cause in LOSS_CAUSES},
         unsettled=total["unsettled"],
@@ -293,7 +297,7 @@ def _held_by_dead(record: PageRecord) -> dict[str, int]:
     A consumer that ended cleanly should hold none. If it does, ``Balance.check`` reports it.
     """
     held = record.counters["in_buffer"]
-    return {"in_buffer": -held, "lost.receiver_died": held} if held > 0 and not record.ended else {}
+    return {"in_buffer": -held, "lost.receiver_died": held} if held > 0 and not (record.ended or record.keeps) else {}
 
 
 def _num_transitions(slots: Iterable[Posted]) -> int:

@@ -44,8 +44,12 @@ MAX_RECORD_BYTES = _BANK_BYTES - _BANK_HEAD.size
 class LedgerPage:
     """One process's page, open for writing. Any thread may update it; only one process may have it open."""
 
-    def __init__(self, path: Path, descriptor: int, memory: mmap.mmap, record: PageRecord, active: int) -> None:
+    def __init__(
+        self, path: Path, descriptor: int, memory: mmap.mmap, record: PageRecord, active: int, *, is_new: bool
+    ) -> None:
         self._path = path
+        self.is_new = is_new
+        """Whether there was no page at this path."""
         self._descriptor = descriptor
         self._memory = memory
         self._record = record
@@ -64,7 +68,7 @@ class LedgerPage:
         try:
             _lock(descriptor, path)
             # A page without the magic was being created when its writer died: nothing was counted on it.
-            if not _is_page(descriptor, path):
+            if is_new := not _is_page(descriptor, path):
                 _create(descriptor, PageRecord(role=role, index=index))
             record, active = _recover(descriptor, path)
             if (record.role, record.index) != (role, index):
@@ -73,7 +77,7 @@ class LedgerPage:
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(path, descriptor, memory, record, active)
+        return cls(path, descriptor, memory, record, active, is_new=is_new)
 
     @property
     def record(self) -> PageRecord:
@@ -107,6 +111,11 @@ class LedgerPage:
     def update(self, **deltas: int) -> PageRecord:
         """Raise each named term by its number of transitions, in one update; return the new record."""
         return self.apply(lambda record: record.count(**deltas))
+
+    def sync(self) -> None:
+        """Wait until the disk has the record: it survives a loss of power then."""
+        with self._lock:
+            self._memory.flush()
 
     def close(self) -> None:
         """Close the page, so that another process may open it. Idempotent."""

@@ -116,6 +116,8 @@ class PageRecord:
     """How many lives (processes) have used this page; 0 for a new page."""
     ended: bool = False
     """True if the newest life has ended cleanly."""
+    keeps: bool = False
+    """True if what this consumer holds outlives its process: it counts as held after the end, too."""
     restored: bool = False
     """True if a life began on an older copy of the page, or on a new page, because the former life's page was lost.
 
@@ -145,7 +147,7 @@ class PageRecord:
     def encode(self) -> bytes:
         """Return the record as little-endian int64 words. Role and index are not included."""
         words = [len(TERMS), *(self.counters[term] for term in TERMS)]
-        words += [self.lives, int(self.ended), int(self.restored), self.incarnation, self.sequence]
+        words += [self.lives, self.ended | self.keeps << 1, int(self.restored), self.incarnation, self.sequence]
         for table in (self.marks, self.posted_counts):
             words.append(len(table))
             for index, entry in table.items():
@@ -172,13 +174,14 @@ class PageRecord:
         words = iter(struct.unpack(f"<{len(payload) // 8}q", payload))
         # An older page lacks the last terms.
         counted = dict(zip(TERMS, _next_words(words, next(words)), strict=False))
-        lives, ended, restored, incarnation, sequence = _next_words(words, 5)
+        lives, flags, restored, incarnation, sequence = _next_words(words, 5)
         return cls(
             role=role,
             index=index,
             counters=dict.fromkeys(TERMS, 0) | counted,
             lives=lives,
-            ended=bool(ended),
+            ended=bool(flags & 1),
+            keeps=bool(flags & 2),
             restored=bool(restored),
             incarnation=incarnation,
             sequence=sequence,

@@ -88,8 +88,8 @@ def batch_layout(config: TrainerConfig, env_spec: EnvSpec) -> SlotLayout:
 def example_batch(config: TrainerConfig, env_spec: EnvSpec) -> Arrays:
     """Return one rank's part of a batch, filled with zeros."""
     layout = batch_layout(config, env_spec)
-    if config.pace is not None:
-        return example_rows(config, config.pace, layout)
+    if config.replay is not None:
+        return example_rows(config, config.replay, layout)
     arrays = layout.view(bytearray(layout.nbytes))
     arrays["mask"][...] = True
     return arrays

@@ -2,64 +2,105 @@
 
 from __future__ import annotations
 
-import mmap
+import shutil
+from pathlib import Path
 
 import numpy as np
 
-from rlsrl.api.resolved import ReplayPace, TrainerConfig
+from rlsrl.api.resolved import ReplayConfig, TrainerConfig
 from rlsrl.buffers.replay.draws import UniformDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
 from rlsrl.buffers.replay.ratio import Ratio, RatioLimiter
 from rlsrl.buffers.replay.rows import rows_of
 from rlsrl.buffers.replay.segments import Segments
+from rlsrl.buffers.replay.store_file import SUFFIX, StoreFile
 from rlsrl.data.slots import SlotLayout
 from rlsrl.data.specs import Arrays
 from rlsrl.parameters.protocols import TrainerState
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.streams.protocols import SampleConsumer
 from rlsrl.workers.build.common import derived_seed
+from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.experience import TrainingLedger
-from rlsrl.workers.replay_experience import Drawing, ReplayExperience
+from rlsrl.workers.replay_experience import Drawing, ReplayExperience, ReplayStore
+
+
+def open_store(
+    config: TrainerConfig, context: WorkerContext, state: TrainerState | None, slot: SlotLayout, ledger: TrainerLedger
+) -> ReplayStore | None:
+    """Open a rank's store, before ``TrainerLedger.resume``; None if nothing is replayed.
+
+    Raises:
+        ConfigurationError: the disk has no room for it.
+    """
+    replay, settings = config.replay, config.algorithm.chosen.replay
+    if replay is None:
+        return None
+    assert settings is not None, "the algorithm replays"
+    layout = ReplayLayout.of(slot, capacity=settings.capacity, stacks=_stacks(config, slot))
+    path = Path(replay.folder) / f"{context.role}-{context.index}{SUFFIX}"
+    saved = None if state is None else state.values["ledgers"][context.index]
+    try:
+        file = StoreFile.open(path, layout, former=ledger.former_life(saved), owner=context.incarnation)
+    except OSError as error:
+        free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
+        raise ConfigurationError(
+            f"replay.capacity is {settings.capacity}: the store takes {layout.nbytes / 1e9:.3g} GB at {path}, where "
+            f"{free / 1e9:.3g} GB are free ({error.strerror}); lower it, or make room"
+        ) from error
+    env_steps = 0 if state is None else int(state.values["limiter"]["stored"])
+    store = ReplayStore(
+        segments=Segments(layout, file.content, env_steps=env_steps),
+        file=file,
+        outlives=replay.outlives,
+        step=0 if state is None else state.version.step,
+        env_steps=env_steps,
+    )
+    if file.why_empty is None:
+        context.log.info("replay_store_found", transitions=store.segments.num_transitions)
+    else:
+        context.log.info("replay_store_empty", why=file.why_empty)
+    return store
 
 
 def replay_experience(
     config: TrainerConfig,
-    pace: ReplayPace,
+    replay: ReplayConfig,
     state: TrainerState | None,
-    slot: SlotLayout,
+    store: ReplayStore,
     consumer: SampleConsumer,
     ledger: TrainingLedger,
 ) -> ReplayExperience:
-    """Return a rank's experience: a store in its memory, which is empty at its start."""
-    replay = config.algorithm.chosen.replay
-    assert replay is not None, "there is a pace"
-    layout = ReplayLayout.of(slot, capacity=replay.capacity, stacks=_stacks(config, slot))
-    segments = Segments(layout, mmap.mmap(-1, layout.nbytes))
+    """Return a rank's experience, with the present settings and what its store holds."""
+    settings, segments = config.algorithm.chosen.replay, store.segments
+    assert settings is not None, "the algorithm replays"
     limiter = RatioLimiter(
-        Ratio(updates_per_env_step=pace.updates_per_env_step, bound=pace.most_updates_behind),
-        start=replay.start,
-        updates_per_step=pace.updates_per_step,
+        Ratio(updates_per_env_step=replay.updates_per_env_step, bound=replay.most_updates_behind),
+        start=settings.start,
+        updates_per_step=replay.updates_per_step,
         steps_per_lane=config.rollout_length,
-        most_lanes=pace.most_lanes,
+        most_lanes=replay.most_lanes,
     )
     if state is not None:
-        limiter.load_state_dict(state.values["limiter"], stored=0, held=0)
+        limiter.load_state_dict(state.values["limiter"], stored=segments.env_steps, held=segments.num_transitions)
     return ReplayExperience(
-        segments=segments,
+        store=store,
         draws=UniformDraws(segments),
         limiter=limiter,
-        drawing=drawing_of(config, pace),
+        drawing=drawing_of(config, replay),
         grant=consumer.grant,
         ledger=ledger,
-        rng=np.random.default_rng(derived_seed(config.seed, "minibatches", 0 if state is None else state.version.step)),
+        rng=np.random.default_rng(derived_seed(config.seed, "minibatches", store.step)),
     )
 
 
-def drawing_of(config: TrainerConfig, pace: ReplayPace) -> Drawing:
+def drawing_of(config: TrainerConfig, replay: ReplayConfig) -> Drawing:
     """Return what a training step of the rank draws."""
     settings = config.algorithm.chosen
-    assert settings.replay is not None, "there is a pace"
+    assert settings.replay is not None, "the algorithm replays"
     return Drawing(
-        updates=pace.updates_per_step,
+        updates=replay.updates_per_step,
         minibatch_rows=settings.minibatch_rows // config.num_trainers,
         num_steps=settings.replay.n_step,
         discount=settings.discount,
@@ -67,9 +108,9 @@ def drawing_of(config: TrainerConfig, pace: ReplayPace) -> Drawing:
     )
 
 
-def example_rows(config: TrainerConfig, pace: ReplayPace, slot: SlotLayout) -> Arrays:
+def example_rows(config: TrainerConfig, replay: ReplayConfig, slot: SlotLayout) -> Arrays:
     """Return the rows of a training step, filled with zeros."""
-    drawing = drawing_of(config, pace)
+    drawing = drawing_of(config, replay)
     layout = ReplayLayout.of(slot, capacity=1, stacks=_stacks(config, slot))
     segments = Segments(layout, bytearray(layout.nbytes))
     keys = np.zeros(drawing.num_rows, np.int64)

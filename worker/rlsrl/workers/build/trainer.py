@@ -37,7 +37,7 @@ from rlsrl.workers.build.learner import (
     rank_device,
 )
 from rlsrl.workers.build.parameters import open_parameter_publisher
-from rlsrl.workers.build.replay import replay_experience
+from rlsrl.workers.build.replay import open_store, replay_experience
 from rlsrl.workers.build.samples import open_consumer
 from rlsrl.workers.checkpoints import UNSTORED, UNSTORED_REASON, CheckpointWriter, Unstored
 from rlsrl.workers.compiling import StepCompiler
@@ -45,6 +45,7 @@ from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.experience import Experience, OnPolicyExperience
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
+from rlsrl.workers.replay_experience import ReplayStore
 from rlsrl.workers.status import STORED_ON_REQUEST
 from rlsrl.workers.training import (
     Cadence,
@@ -112,10 +113,10 @@ def build_trainer(
     metadata = _exported_actor(policy, learner.parameters(initial.version))
     withdrawn = None if state is None else withdrawn_failure(db, config.policy_name, state.version)
     with ExitStack() as resources:
-        ledger = _resumed_ledger(context, state, gang.rank, resources)
         layout = batch_layout(config, env_spec)
+        ledger, store = _resumed_ledger(config, context, state, layout, resources)
         consumer = _open_consumer(config, context, layout, ledger, resources)
-        experience = _experience(config, state, layout, consumer, ledger)
+        experience = _experience(config, state, store, layout, consumer, ledger)
         checkpoints = _checkpoint_writer(config, context, db, wait_for_exit)
         training = TrainingThread(
             learning=_learning(config, context, env_spec, learner, device),
@@ -173,14 +174,28 @@ def _exported_actor(policy: TorchPolicy, parameters: Parameters) -> dict[str, An
 
 
 def _resumed_ledger(
-    context: WorkerContext, state: TrainerState | None, rank: int, resources: ExitStack
-) -> TrainerLedger:
+    config: TrainerConfig,
+    context: WorkerContext,
+    state: TrainerState | None,
+    layout: SlotLayout,
+    resources: ExitStack,
+) -> tuple[TrainerLedger, ReplayStore | None]:
+    """Return the rank's ledger, and the store of an algorithm that replays with what the ledger counts as held."""
     ledgers = [] if state is None else state.values["ledgers"]
     page = context.open_ledger_page()
     resources.callback(page.close)
     ledger = TrainerLedger(page)
-    ledger.resume(ledgers[rank] if rank < len(ledgers) else None, incarnation=context.incarnation)
-    return ledger
+    saved = ledgers[context.index] if context.index < len(ledgers) else None
+    store = open_store(config, context, state, layout, ledger)
+    ledger.resume(
+        saved,
+        incarnation=context.incarnation,
+        held=None if store is None else store.held,
+        keeps=store is not None and store.outlives,
+    )
+    if store is not None:
+        store.forget_training()
+    return ledger, store
 
 
 def _open_consumer(
@@ -377,12 +392,13 @@ def _settings(config: TrainerConfig) -> TrainingSettings:
 def _experience(
     config: TrainerConfig,
     state: TrainerState | None,
+    store: ReplayStore | None,
     layout: SlotLayout,
     consumer: SampleConsumer,
     ledger: TrainerLedger,
 ) -> Experience:
-    if (pace := config.pace) is not None:
-        return replay_experience(config, pace, state, layout, consumer, ledger)
+    if config.replay is not None and store is not None:
+        return replay_experience(config, config.replay, state, store, consumer, ledger)
     limiter = RateLimiter.on_policy(batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
     if state is not None:
         limiter.load_state_dict(state.values["limiter"])

@@ -1,0 +1,108 @@
+"""The file of a replay store: when a later process finds what an earlier one left, and when it must not."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlsrl.buffers.replay import store_file
+from rlsrl.buffers.replay.layout import ReplayLayout
+from rlsrl.buffers.replay.store_file import StoreFile
+from rlsrl.testing.replay import SlotSource
+
+SOURCE = SlotSource(num_steps=4, num_lanes=1)
+LAYOUT = ReplayLayout.of(SOURCE.layout, capacity=40)
+OTHER_LAYOUT = ReplayLayout.of(SOURCE.layout, capacity=44)
+SAME_SIZE = ReplayLayout.of(SlotSource(num_steps=4, num_lanes=2).layout, capacity=40)
+OWNER = 3
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "replay" / "trainer-0.store"
+
+
+def fill(path: Path, *, close: bool = False) -> None:
+    file = StoreFile.open(path, LAYOUT, former=None, owner=OWNER)
+    file.content[:4] = b"kept"
+    if close:
+        file.close()
+
+
+def start_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the machine have another boot."""
+    boot = folder / "boot_id"
+    boot.write_text("0" * 36)
+    monkeypatch.setattr(store_file, "_BOOT", boot)
+
+
+def test_a_new_file_has_zeros(path: Path) -> None:
+    file = StoreFile.open(path, LAYOUT, former=OWNER, owner=OWNER + 1)
+    assert file.why_empty == "there is none"
+    assert len(file.content) == LAYOUT.nbytes
+    assert not any(file.content)
+    assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "former", "why_empty"),
+    [
+        pytest.param(LAYOUT, OWNER, None, id="the same"),
+        pytest.param(SAME_SIZE, OWNER, None, id="slots of another width"),
+        pytest.param(LAYOUT, OWNER + 1, "the ledger does not know what it held", id="of an older incarnation"),
+        pytest.param(LAYOUT, None, "the ledger does not know what it held", id="without a ledger page"),
+        pytest.param(OTHER_LAYOUT, OWNER, "the spec asks for another one", id="another capacity"),
+    ],
+)
+def test_what_is_found_by_a_later_process(
+    path: Path, layout: ReplayLayout, former: int | None, why_empty: str | None
+) -> None:
+    fill(path)
+    file = StoreFile.open(path, layout, former=former, owner=9)
+    assert file.why_empty == why_empty
+    assert bytes(file.content[:4]) == (b"kept" if why_empty is None else bytes(4))
+    assert len(file.content) == layout.nbytes
+
+
+def test_a_store_is_its_former_owners_until_the_ledger_is_the_new_ones(path: Path) -> None:
+    fill(path)
+    for number in range(1, 4):  # each is killed before the ledger knows of it
+        assert StoreFile.open(path, LAYOUT, former=OWNER, owner=OWNER + number).why_empty is None
+    assert StoreFile.open(path, LAYOUT, former=OWNER + 3, owner=OWNER + 4).why_empty is None
+    assert StoreFile.open(path, LAYOUT, former=OWNER, owner=OWNER + 5).why_empty is not None
+
+
+def test_after_the_machine_stopped_only_a_closed_store_is_believed(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(path, close=True)
+    with monkeypatch.context() as patch:
+        start_anew(tmp_path, patch)
+        found = StoreFile.open(path, LAYOUT, former=OWNER, owner=OWNER + 1)
+        assert (found.why_empty, bytes(found.content[:4])) == (None, b"kept")
+    assert (
+        StoreFile.open(path, LAYOUT, former=OWNER + 1, owner=OWNER + 2).why_empty
+        == "the machine stopped while it was written"
+    )
+
+
+def test_a_disk_without_room_is_an_error_and_leaves_no_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    with pytest.raises(OSError, match="No space left"):
+        StoreFile.open(path, LAYOUT, former=None, owner=OWNER)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_removed_file_can_still_be_used_by_its_process(path: Path) -> None:
+    file = StoreFile.open(path, LAYOUT, former=None, owner=OWNER)
+    file.remove()
+    file.remove()
+    file.content[:4] = b"kept"
+    assert StoreFile.open(path, LAYOUT, former=OWNER, owner=OWNER + 1).why_empty == "there is none"

@@ -1,0 +1,296 @@
+"""A trainer that replays is killed anywhere, again and again: its store, its ledger and its counts agree afterwards."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlsrl.algorithms.learner import StepResult
+from rlsrl.api.load import load_text
+from rlsrl.api.placement import Placement, cluster_placement, local_placement
+from rlsrl.api.resolve import resolve
+from rlsrl.buffers.replay.segments import Segments
+from rlsrl.data.slots import Slot
+from rlsrl.data.version import Version
+from rlsrl.parameters.protocols import TrainerState
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.ledger import LedgerPage
+from rlsrl.testing.contexts import make_context
+from rlsrl.testing.replay import SlotSource
+from rlsrl.workers.build import trainer as build
+from rlsrl.workers.build.replay import replay_experience
+from rlsrl.workers.replay_experience import ReplayBatch, ReplayExperience
+
+STEPS, LANES = 4, 3
+IN_A_SLOT = STEPS * LANES
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: survival}
+spec:
+  environment: {id: CartPole-v1}
+  algorithm:
+    custom:
+      factory: rlsrl.testing.q_learning:QLearning
+      needs: {minibatchSize: 4, outputs: actionValues, replay: {capacity: 120, start: 24, nStep: 2}}
+  actors: {environments: 3, rolloutLength: 4}
+  pacing: {trainStepsPerEnvStep: 0.5}
+  stop: {envSteps: 1000000}
+"""
+WRITES: tuple[tuple[type, str], ...] = (
+    (LedgerPage, "apply"),
+    (Segments, "_free"),
+    (Segments, "_write"),
+    (Segments, "forget_training_after"),
+    (ReplayExperience, "_note_trained"),
+)
+"""Each changes what outlives the trainer."""
+
+
+class Killed(BaseException):
+    """A SIGKILL."""
+
+
+class Kills:
+    """Kills the trainer before or after one of its writes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._left: int | None = None
+        for owner, name in WRITES:
+            monkeypatch.setattr(owner, name, self._killing(getattr(owner, name)))
+        self._pages: list[LedgerPage] = []
+        open_page = LedgerPage.open
+        monkeypatch.setattr(LedgerPage, "open", lambda *arguments: self._opened(open_page(*arguments)))
+
+    @contextmanager
+    def after(self, writes: int) -> Iterator[None]:
+        self._left = 2 * writes
+        try:
+            yield
+        except Killed:
+            pass
+        finally:
+            self._left = None
+            for page in self._pages:  # as the kernel does
+                page.close()
+
+    def _opened(self, page: LedgerPage) -> LedgerPage:
+        self._pages.append(page)
+        return page
+
+    def _killing(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        def killing(*arguments: Any, **keywords: Any) -> Any:
+            self._pass()
+            result = write(*arguments, **keywords)
+            self._pass()
+            return result
+
+        return killing
+
+    def _pass(self) -> None:
+        if self._left is not None:
+            self._left -= 1
+            if self._left <= 0:
+                raise Killed
+
+
+class Run:
+    """What outlives a trainer: files, checkpoints, and the actor with its slots."""
+
+    def __init__(self, folder: Path, *, placement: Placement | None = None) -> None:
+        self.folder = folder
+        experiment = load_text(EXPERIMENT)
+        self.config = resolve(experiment, placement or local_placement("uid", folder)).trainer
+        self.source = SlotSource(num_steps=STEPS, num_lanes=LANES)
+        self.state: TrainerState | None = None
+        self.lives = 0
+        self.slot: Slot | None = None
+        """Posted, and not acknowledged."""
+        self.taken = 0
+        """Transitions that a ledger has counted."""
+
+    @contextmanager
+    def live(self) -> Iterator[Life]:
+        with ExitStack() as resources:
+            self.lives += 1
+            yield Life(self, resources)
+
+
+class Life:
+    """One life of the trainer, from the newest checkpoint on."""
+
+    def __init__(self, run: Run, resources: ExitStack) -> None:
+        config, state = run.config, run.state
+        assert config.replay is not None
+        self._run = run
+        context = make_context("trainer", run.folder / "ledger", incarnation=run.lives)
+        self.ledger, store = build._resumed_ledger(config, context, state, run.source.layout, resources)
+        assert store is not None
+        self.store = store
+        self.lanes = 0
+        consumer: Any = SimpleNamespace(grant=self._grant)
+        self.experience = replay_experience(config, config.replay, state, store, consumer, self.ledger)
+        self.env_steps = 0 if state is None else int(state.values["progress"])
+        self.step = 0 if state is None else state.version.step
+        if state is None:
+            self.save()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return {term: count for term, count in self.ledger.snapshot()["counters"].items() if count}
+
+    def check(self) -> None:
+        """Compare the ledger with the store and with what was ever taken, between two writes."""
+        counters = self.counters
+        assert sum(counters.values()) == self._run.taken, counters
+        assert counters.get("in_buffer", 0) == self.store.segments.count_untrained()
+
+    def work(self) -> bool:
+        """Train if training is due, else gather a slot; return whether a step was trained."""
+        self.experience.grant(Version(self._run.lives, self.step))
+        batch = self.experience.next_batch(timeout=0)
+        if batch is None:
+            assert self.lanes >= LANES, "both sides wait"
+            self._gather()
+            return False
+        self.env_steps += batch.env_steps
+        if not batch.num_transitions:
+            return False
+        assert isinstance(batch, ReplayBatch)
+        self.step += 1
+        taken = (True,) * self.experience._drawing.updates
+        self.experience.trained(batch, result_of(self.step, taken))
+        return True
+
+    def save(self) -> None:
+        values = {
+            "ledgers": [self.ledger.snapshot()],
+            "limiter": self.experience.limiter_state(self.env_steps),
+            "progress": self.env_steps,
+        }
+        self._run.state = TrainerState(version=Version(self._run.lives, self.step), arrays={}, values=values)
+
+    def end(self, *, run_ended: bool) -> None:
+        self.experience.close(run_ended=run_ended)
+        self.save()
+        self.ledger.end()
+        self.experience.sync()
+
+    def _gather(self) -> None:
+        run = self._run
+        slot = run.slot = run.slot or run.source.slot()
+        assert slot.producer is not None
+        if self.ledger.marked_sequence(slot.producer) < slot.sequence:
+            try:
+                self.ledger.take(slot.producer, slot.sequence, slot.num_transitions, run.taken + slot.num_transitions)
+            finally:  # a kill after the update was counted, too
+                if self.ledger.marked_sequence(slot.producer) == slot.sequence:
+                    run.taken += slot.num_transitions
+            self.experience.receive([slot], oldest_outstanding=None)
+        self.lanes -= LANES
+        run.slot = None
+
+    def _grant(self, lanes: int, version: Version, room: int) -> None:
+        self.lanes += lanes
+
+
+def result_of(step: int, taken: tuple[bool, ...]) -> StepResult:
+    return StepResult(step=step, optimizer_steps=0, taken=taken, num_transitions=0, num_untrained=0, metrics={})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_that_was_stored_is_lost_by_kills(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, kills, rng = Run(tmp_path), Kills(monkeypatch), random.Random(seed)
+    num_kills, stored = 30, 0
+    for _ in range(num_kills):
+        with kills.after(rng.randint(1, 80)), run.live() as life:
+            while True:
+                stored = life.store.segments.env_steps
+                if life.work() and rng.random() < 0.2:
+                    life.save()
+        with run.live() as life:
+            life.check()
+            assert life.store.file.why_empty is None
+            assert life.counters.get("trained", 0) == saved(run)["trained"]
+            assert stored <= life.store.segments.env_steps <= stored + IN_A_SLOT
+    with run.live() as life:
+        lost = life.counters.get("lost.receiver_died", 0)
+        assert lost <= num_kills * (IN_A_SLOT + STEPS), "a slot on its way, and a segment in whose place it came"
+        while life.env_steps < stored + 100:
+            life.work()
+        while life.experience.is_behind:
+            life.work()
+        assert life.env_steps == life.store.segments.env_steps
+        life.check()
+        updates = life.experience._limiter._updates
+        assert 0 <= (life.env_steps - 24) * 0.5 - updates < life.experience._drawing.updates
+        life.end(run_ended=True)
+        assert "in_buffer" not in life.counters
+        assert not (tmp_path / "replay" / "trainer-0.store").exists()
+
+
+def saved(run: Run) -> dict[str, int]:
+    assert run.state is not None
+    counters: dict[str, int] = run.state.values["ledgers"][0]["counters"]
+    return counters
+
+
+def after_training(run: Run) -> dict[str, int]:
+    with run.live() as life:
+        while life.env_steps < 200:
+            life.work()
+        life.end(run_ended=False)
+        return life.counters
+
+
+def test_an_interrupted_run_goes_on_with_all_that_it_held(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    before = after_training(run)
+    assert before["in_buffer"] > 0
+    with run.live() as life:
+        assert life.counters == before
+        life.check()
+
+
+def test_a_pod_that_ends_drops_what_it_held(tmp_path: Path) -> None:
+    folder = str(tmp_path / "replay")
+    run = Run(tmp_path, placement=cluster_placement("uid", "host", replay_folder=folder))
+    before = after_training(run)
+    assert "in_buffer" not in before
+    assert before["dropped.end_of_run"] > 0
+    with run.live() as life:
+        life.check()
+        assert life.store.file.why_empty == "there is none"
+        assert life.counters == before
+
+
+@pytest.mark.parametrize("name", ["ledger/trainer-0.page", "replay/trainer-0.store"])
+def test_a_store_without_its_ledger_page_is_not_used_nor_the_reverse(name: str, tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    before = after_training(run)
+    (tmp_path / name).unlink()
+    with run.live() as life:
+        assert life.store.file.why_empty is not None
+        assert life.store.segments.num_transitions == 0
+        in_buffer = before.pop("in_buffer")
+        assert life.counters == {**before, "lost.receiver_died": in_buffer}
+        assert life.store.segments.env_steps == life.env_steps
+        life.work()
+
+
+def test_a_store_for_which_the_disk_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    expected = r"replay.capacity is 120: the store takes .* GB at .*trainer-0.store, where .* GB are free"
+    with pytest.raises(ConfigurationError, match=expected), Run(tmp_path).live():
+        pass

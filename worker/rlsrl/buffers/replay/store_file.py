@@ -1,0 +1,106 @@
+"""The file of a replay store, which outlives the process that fills it.
+
+The file is mapped into memory, so the kernel has every stored byte, and a SIGKILL loses none. A loss of power may lose
+what the disk does not have yet, in any order. So after the machine has started anew, only a store that was closed is
+believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import Self
+
+from rlsrl.buffers.replay.layout import ReplayLayout
+
+SUFFIX = ".store"
+_MAGIC = b"rlsrlrp1"
+_HEADER = struct.Struct("<8s32s36sqqB")
+"""Magic, digest of the layout, the machine's boot, the owner's incarnation and the one before, 1 if it was closed."""
+_HEADER_BYTES = 4096
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class StoreFile:
+    """The memory of one rank's store. The rank's ledger page, which one process has open, guards it."""
+
+    def __init__(self, path: Path, memory: mmap.mmap, *, why_empty: str | None) -> None:
+        """Use ``open``."""
+        self.why_empty = why_empty
+        """Why nothing is left of an earlier store; None if it is all there."""
+        self._path = path
+        self._memory = memory
+
+    @classmethod
+    def open(cls, path: Path, layout: ReplayLayout, *, former: int | None, owner: int) -> Self:
+        """Open the store of the incarnation ``former`` if all that it held is there, else begin with zeros.
+
+        The owner may change it once the ledger is that of the owner. Until then it stays the former one's, too.
+
+        Args:
+            path: The file. Its folder is created.
+            layout: What the store keeps. A store with another layout is of no use.
+            former: The incarnation up to which the ledger goes; None: it does not know what the store held.
+            owner: The incarnation that opens it.
+
+        Raises:
+            OSError: the disk has no room for it, for example. Then no file is left.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        num_bytes = _HEADER_BYTES + layout.nbytes
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            why_empty = _why_unusable(descriptor, layout, former, num_bytes)
+            if why_empty is not None:
+                os.ftruncate(descriptor, 0)
+            os.posix_fallocate(descriptor, 0, num_bytes)  # else a full disk would be a SIGBUS later
+            memory = mmap.mmap(descriptor, num_bytes)
+        except OSError:
+            path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        former = owner if former is None or why_empty else former
+        header = _HEADER.pack(_MAGIC, _digest(layout), _boot(), owner, former, False)
+        memory[: len(header)] = header
+        return cls(path, memory, why_empty=why_empty)
+
+    @property
+    def content(self) -> memoryview:
+        """The bytes of the layout."""
+        return memoryview(self._memory)[_HEADER_BYTES:]
+
+    def close(self) -> None:
+        """Wait until the disk has all of it: it survives a loss of power then."""
+        self._memory.flush()
+        self._memory[_HEADER.size - 1] = True
+        self._memory.flush(0, _HEADER_BYTES)
+
+    def remove(self) -> None:
+        """Remove the file. What the process has mapped stays usable. Idempotent."""
+        self._path.unlink(missing_ok=True)
+
+
+def _why_unusable(descriptor: int, layout: ReplayLayout, former: int | None, num_bytes: int) -> str | None:
+    header = os.pread(descriptor, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
+    if not header.strip(b"\0"):
+        return "there is none"
+    magic, digest, boot, *owners, is_closed = _HEADER.unpack(header)
+    if magic != _MAGIC or os.fstat(descriptor).st_size != num_bytes or digest != _digest(layout):
+        return "the spec asks for another one"
+    if former not in owners:
+        return "the ledger does not know what it held"
+    if boot != _boot() and not is_closed:
+        return "the machine stopped while it was written"
+    return None
+
+
+def _boot() -> bytes:
+    return _BOOT.read_bytes()[:36]
+
+
+def _digest(layout: ReplayLayout) -> bytes:
+    return hashlib.sha256(repr(layout).encode()).digest()
