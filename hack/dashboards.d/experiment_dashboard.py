@@ -24,7 +24,7 @@ def experiment_dashboard() -> Json:
         Variable("experiment", f'label_values({Metrics.workers_wanted.name}{{namespace=~"$namespace"}}, experiment)'),
         Variable("role", f'label_values(process_start_time_seconds{{{TARGETS.matchers}, role!="operator"}}, role)'),
     ]
-    rows = [progress(), versions(), time(), samples(), inference(), workers(), resources()]
+    rows = [progress(), versions(), replay(), time(), samples(), inference(), workers(), resources()]
     about = "Experiments of rlsrl: training, waiting, samples, workers, resources."
     return dashboard("rlsrl-experiment", "rlsrl / Experiment", about, variables, rows)
 
@@ -90,6 +90,30 @@ def progress() -> Row:
                 "short",
                 TARGETS.where('outcome="skipped"').growth(Metrics.minibatches, "10m", *EXPERIMENT),
                 "Their loss or gradient was not finite.",
+            ),
+        ),
+    )
+
+
+def replay() -> Row:
+    """Return the row about replay stores and their pace."""
+    return Row(
+        "Replay",
+        (
+            one("Transitions in the stores", "short", TARGETS.level("sum", Metrics.replay_transitions, *EXPERIMENT)),
+            one(
+                "Age of what is drawn",
+                "short",
+                TARGETS.level("max", Metrics.replay_age, *EXPERIMENT),
+                "Env steps that were stored after a transition, on average.",
+            ),
+            Panel(
+                "Minibatches that training is behind",
+                "short",
+                (
+                    Line(TARGETS.level("max", Metrics.train_steps_behind, *EXPERIMENT), "{{experiment}}"),
+                    Line(TARGETS.level("max", Metrics.train_steps_behind_limit, *EXPERIMENT), "{{experiment}} limit"),
+                ),
             ),
         ),
     )

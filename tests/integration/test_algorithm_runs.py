@@ -5,6 +5,7 @@ These are the REINFORCE that ``rlsrl init --algorithm`` writes, and one with a c
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -199,6 +200,33 @@ def test_a_store_outlives_its_trainer_and_an_interruption(tmp_path: Path) -> Non
     assert 0 <= never_stored <= 3 * in_a_slot, "gathered or on their way when the trainer or the run was ended"
     assert 0 <= (summary["env_steps"] - 1000) * 0.25 - summary["minibatches"] < 0.25 * in_a_slot
     assert not list(tmp_path.rglob("*.store"))
+
+
+def test_the_ratio_is_edited_while_a_run_trains(tmp_path: Path) -> None:
+    desk = with_algorithm(tmp_path, Q_LEARNING)
+    before, after, in_a_slot = 0.1, 0.75, 8 * 16
+    updates_of_a_step = round(before * in_a_slot)
+    changes = ("stop={envSteps: 1000000}", f"pacing.trainStepsPerEnvStep={before}")
+    with desk.begin(*(part for change in changes for part in ("--set", f"spec.{change}"))) as run:
+        run.until(lambda: run.is_complete() and run.facts.train_steps() > 50, "training")
+        workers = set(run.workers())
+        edited = desk.call("edit", "live", "--set", f"pacing.trainStepsPerEnvStep={after}")
+        assert edited.returncode == 0, edited.stdout + edited.stderr
+        tuned = run.until(lambda: next(iter(run.facts.logged("trainer-0", "tuned")), None), "the new ratio")
+        run.until(lambda: run.facts.train_steps() > tuned["step"] + 50, "training at the new ratio")
+        assert set(run.workers()) == workers
+        end = (run.facts.status() or {})["totals"]["env_steps"] + 3000
+        assert desk.call("edit", "live", "--set", f"stop.envSteps={end:.0f}").returncode == 0
+        assert run.wait() == 0, run.output
+    due = tuned["step"] * updates_of_a_step + tuned["train_steps_behind"]
+    env_steps = 1000 + due / before
+    summary: dict[str, Any] = desk.facts().json("summary.json")
+    due += after * (summary["env_steps"] - env_steps)
+    assert 0 <= due - summary["minibatches"] < updates_of_a_step
+    assert summary["ledger"]["balanced"]
+    rows = [json.loads(line)["scalars"] for line in (desk.run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["train_steps_behind"] <= row["train_steps_behind_limit"] for row in rows)
+    assert 0 < rows[-1]["replay_age"] < rows[-1]["replay_transitions"]
 
 
 def test_other_needs_than_the_spec_says_end_the_run(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ EPSILON = 1e-6
 class RatioMachine(RuleBasedStateMachine):
     """Gathers, trains, changes the ratio, crashes and rolls back in any order.
 
-    ``due`` is the sum of the ratios of the env steps that survive, added up one by one.
+    ``dues`` has the sum of the ratios of the env steps that survive, added up one by one, after each of them.
     """
 
     @initialize(
@@ -36,9 +36,9 @@ class RatioMachine(RuleBasedStateMachine):
         self.ratio = ratio
         self.limiter = self.made()
         self.granted = 0
-        self.stored = self.in_store = self.updates = 0
-        self.due = 0.0
-        self.needs_no_updates = start
+        self.in_store = self.updates = 0
+        self.dues = [0.0]
+        self.counted = 0
         self.saved: tuple[Any, ...] | None = None
         self.steps_left: int | None = None
         self.take()
@@ -51,6 +51,18 @@ class RatioMachine(RuleBasedStateMachine):
 
     def settings(self, ratio: float) -> Ratio:
         return Ratio(updates_per_env_step=ratio, bound=self.k + self.steps * self.widest * ratio + self.slack)
+
+    @property
+    def stored(self) -> int:
+        return len(self.dues) - 1
+
+    @property
+    def due(self) -> float:
+        return self.dues[-1]
+
+    def store(self, env_steps: int) -> None:
+        for _ in range(env_steps):
+            self.dues.append(self.due + (self.ratio if self.stored >= self.start else 0.0))
 
     @property
     def bound(self) -> float:
@@ -69,11 +81,8 @@ class RatioMachine(RuleBasedStateMachine):
         env_steps = data.draw(st.integers(0, lanes * self.steps))
         self.granted -= lanes
         self.limiter.stored(env_steps, lanes=lanes)
-        self.stored += env_steps
         self.in_store += env_steps
-        free = min(env_steps, self.needs_no_updates)
-        self.needs_no_updates -= free
-        self.due += (env_steps - free) * self.ratio
+        self.store(env_steps)
         self.take()
 
     @precondition(lambda self: self.limiter.may_train)
@@ -97,20 +106,22 @@ class RatioMachine(RuleBasedStateMachine):
         self.steps_left = steps
         self.take()
 
-    @rule()
-    def saves(self) -> None:
-        self.saved = (self.limiter.state_dict(self.stored), self.stored, self.updates, self.due, self.needs_no_updates)
+    @rule(data=st.data())
+    def saves(self, data: Any) -> None:
+        """Some env steps have arrived and come with the next batch only: those that no update was due to."""
+        counted = data.draw(st.integers(max(self.counted, self.stored - 30), self.stored))
+        if self.dues[counted] >= self.updates:
+            self.counted = counted
+            self.saved = self.limiter.state_dict(counted), self.dues[: counted + 1], self.updates
 
     @precondition(lambda self: self.saved is not None)
     @rule(share=st.floats(0, 1))
     def crashes(self, share: float) -> None:
         """Training goes back to what was saved; the store keeps all that arrived, or loses a share or all of it."""
         assert self.saved is not None
-        state, stored, self.updates, self.due, self.needs_no_updates = self.saved
-        since = self.stored - stored
-        free = min(since, self.needs_no_updates)
-        self.needs_no_updates -= free
-        self.due += (since - free) * self.ratio
+        state, dues, self.updates = self.saved
+        since, self.dues = self.stored + 1 - len(dues), list(dues)
+        self.store(since)
         self.in_store = math.floor(self.in_store * share)
         self.limiter = self.made()
         self.limiter.load_state_dict(state, stored=self.stored, held=self.in_store)
@@ -122,7 +133,8 @@ class RatioMachine(RuleBasedStateMachine):
     def crashes_with_its_store(self) -> None:
         """Training and the store's count go back to what was saved; the store is empty."""
         assert self.saved is not None
-        state, self.stored, self.updates, self.due, self.needs_no_updates = self.saved
+        state, dues, self.updates = self.saved
+        self.dues = list(dues)
         self.in_store = self.granted = 0
         self.limiter = self.made()
         self.limiter.load_state_dict(state, stored=0, held=0)

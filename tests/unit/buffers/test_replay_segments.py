@@ -73,6 +73,14 @@ def test_rows_are_those_of_the_lanes(num_steps: int, make: Any, stacks: dict[str
     assert 23 * 5 * 0.7 < checked < 23 * 5
 
 
+def test_the_age_of_transitions_is_in_env_steps() -> None:
+    source = SlotSource(num_steps=4, num_lanes=1, make=partial(Numbered, longest=30))
+    segments = segments_of(source, 3)
+    stored = [segments.insert(source.slot()).num_transitions for _ in range(5)]
+    keys = np.array([2 * 4, 4 * 4 + 3])
+    assert segments.mean_age(keys) == (sum(stored[3:]) + 0) / 2
+
+
 def test_a_missing_slot_ends_the_rows_before_it() -> None:
     source = SlotSource(num_steps=4, num_lanes=2, make=partial(Numbered, longest=30))
     segments, places = segments_of(source, 40), {}

@@ -54,6 +54,12 @@ def test_the_table_shows_roles_and_workers_with_their_waits() -> None:
     ]
 
 
+def test_a_replay_store_and_its_pace_are_shown() -> None:
+    totals = {**DOCUMENT["totals"], "replay_transitions": 50_000.0, "train_steps_behind": 12.25}
+    first = top_table({**DOCUMENT, "totals": totals}).splitlines()[0]
+    assert first.endswith("lag 1, replayed from 50,000, updates behind 12, version 1.62")
+
+
 def test_versions_that_are_not_stored_are_shown() -> None:
     def second_line(**totals: Any) -> str:
         return top_table({**DOCUMENT, "totals": {**DOCUMENT["totals"], **totals}}).splitlines()[1]

@@ -22,7 +22,7 @@ from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.replay import SlotSource, open_replay_store
 from rlsrl.testing.waiting import DEADLINE_SECONDS
-from rlsrl.workers.experience import TrainingBatch
+from rlsrl.workers.experience import Pace, TrainingBatch
 from rlsrl.workers.progress import Progress, StopConditions
 from rlsrl.workers.replay_experience import Drawing, ReplayBatch, ReplayExperience
 
@@ -202,6 +202,29 @@ def test_the_policy_lag_is_that_of_the_slots_that_have_arrived(make_bench: Calla
     assert first.oldest_version == Version(1, 2)
     assert second is not None
     assert (second.oldest_version, second.env_steps, second.episodes.returns) == (Version(1, 4), 0, []), "none arrived"
+
+
+def test_another_pace_counts_from_now_on(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(ratio=0.5, start=20)
+    while bench.inserted < 50:
+        bench.gather()
+    stored, due = bench.inserted, (bench.inserted - 20) * 0.5
+    assert "replay_age" not in bench.experience.figures()
+    bench.train()
+    figures = bench.experience.figures()
+    assert figures["train_steps_behind"] == due - UPDATES
+    assert figures["replay_transitions"] == bench.segments.num_transitions
+    assert 0 < figures["replay_age"] < stored
+    bench.experience.tune(Pace(updates_per_env_step=2.0, most_updates_behind=1))
+    assert bench.experience.figures()["train_steps_behind"] == due - UPDATES
+    assert bench.experience.figures()["train_steps_behind_limit"] == UPDATES + 2.0 * STEPS * LANES, (
+        "else both could wait"
+    )
+    bench.gather()
+    behind = due - UPDATES + 2.0 * (bench.inserted - stored)
+    assert bench.experience.figures()["train_steps_behind"] == behind
+    bench.experience.tune(Pace(updates_per_env_step=0.1, most_updates_behind=1000))
+    assert bench.experience.figures() == {**bench.experience.figures(), "train_steps_behind_limit": 1000.0}
 
 
 def test_what_arrives_while_training_must_wait_comes_without_rows(make_bench: Callable[..., Bench]) -> None:

@@ -92,6 +92,8 @@ def test_the_totals_are_those_of_rank_0() -> None:
         "length_mean": 20.0,
         "policy_lag": 1.0,
         "unstored_versions": 0.0,
+        "replay_transitions": 500.0,
+        "train_steps_behind": 2.5,
     }
     members = [member("trainer", 1, stats={"env_steps": 7.0}), member("trainer", stats=stats, version=Version(1, 3))]
     document = build_status(EXPERIMENT, members, NO_PAGES, now=0.0, env_steps_per_second=50.0)

@@ -191,12 +191,12 @@ class ReplayConfig(Model):
     """The folder where each rank keeps ``trainer-<rank>.store``."""
     outlives: bool
     """Whether the folder outlives the trainer's machine or pod, and not only its process."""
-    updates_per_env_step: Annotated[float, Field(gt=0)]
+    updates_per_env_step: Annotated[float, Field(gt=0), LIVE]
     """Minibatches for each transition that is gathered."""
-    most_updates_behind: PositiveInteger
+    most_updates_behind: Annotated[PositiveInteger, LIVE]
     """The most minibatches by which training may be behind."""
-    updates_per_step: PositiveInteger
-    """Minibatches of a training step."""
+    updates_per_step: Annotated[PositiveInteger, LIVE]
+    """Minibatches of a training step. A rank keeps the number with which it has started: compiled code relies on it."""
     most_lanes: PositiveInteger
     """Lanes of the widest slot."""
 

@@ -65,6 +65,8 @@ def _experiment(document: StatusDocument) -> str:
         "return": ("return_mean", ".1f"),
         "lag": ("policy_lag", "g"),
     }
+    replay = {"replayed from": ("replay_transitions", ",.0f"), "updates behind": ("train_steps_behind", ",.0f")}
+    labels |= {label: figure for label, figure in replay.items() if number(totals, figure[0]) is not None}
     figures = [f"{label} {shown(totals, name, style)}" for label, (name, style) in labels.items()]
     figures.append(f"version {version(totals)}")
     return f"{document.get('experiment', '')}: {document.get('phase', UNKNOWN)}, {', '.join(figures)}"

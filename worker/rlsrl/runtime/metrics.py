@@ -158,6 +158,18 @@ class Metrics:
         "Batches whose oldest action lagged by more than pacing.maxPolicyLag. It must stay 0.",
         roles=(TRAINER,),
     )
+    replay_transitions = _Declared(
+        Gauge, "replay_transitions", "Transitions in the replay store.", unit="transitions", roles=(TRAINER,)
+    )
+    replay_age = _Declared(
+        Gauge, "replay_age_steps", "Mean env steps stored after what a step drew.", unit="steps", roles=(TRAINER,)
+    )
+    train_steps_behind = _Declared(
+        Gauge, "train_steps_behind", "Minibatches due for what was gathered, and not trained yet.", roles=(TRAINER,)
+    )
+    train_steps_behind_limit = _Declared(
+        Gauge, "train_steps_behind_limit", "Minibatches behind with which actors must wait.", roles=(TRAINER,)
+    )
     step_seconds = _Declared(
         Histogram, "step_seconds", "Duration of Learner.step.", unit="seconds", buckets=_SECONDS, roles=(TRAINER,)
     )

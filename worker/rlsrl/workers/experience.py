@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,6 +45,16 @@ class TrainingBatch:
     """Transitions that count as gathered with this step."""
     episodes: EndedEpisodes
     """The episodes that count as ended with this step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How often training replays, and how far it may be behind."""
+
+    updates_per_env_step: float
+    """Minibatches for each transition that is gathered."""
+    most_updates_behind: int
+    """The most minibatches by which training may be behind. Less than ``RatioLimiter.least_bound`` counts as that."""
 
 
 class Experience(Protocol):
@@ -94,6 +104,12 @@ class Experience(Protocol):
 
     def sync(self) -> None:
         """Make durable what a later life trains on, after the ledger has ended."""
+
+    def tune(self, pace: Pace | None) -> None:
+        """Keep another pace from now on; None where nothing is replayed."""
+
+    def figures(self) -> Mapping[str, float]:
+        """Return numbers for the learning curve and, by the same names, the metrics: of a replay store and its pace."""
 
     def ledger_snapshot(self) -> dict[str, Any]:
         """Return the ledger's JSON values to resume from."""
@@ -195,6 +211,14 @@ class OnPolicyExperience(Experience):
     @override
     def sync(self) -> None:
         """Nothing is left for a later life."""
+
+    @override
+    def tune(self, pace: Pace | None) -> None:
+        """Nothing follows: training keeps pace by its batches."""
+
+    @override
+    def figures(self) -> Mapping[str, float]:
+        return {}
 
     @override
     def ledger_snapshot(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from typing_extensions import override
 from rlsrl.algorithms.learner import StepResult
 from rlsrl.buffers.replay.draws import Draws
 from rlsrl.buffers.replay.layout import FIRST_TRAINED
-from rlsrl.buffers.replay.ratio import RatioLimiter
+from rlsrl.buffers.replay.ratio import Ratio, RatioLimiter
 from rlsrl.buffers.replay.rows import rows_of
 from rlsrl.buffers.replay.segments import Indices, Segments
 from rlsrl.buffers.replay.store_file import StoreFile
@@ -22,7 +22,7 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import Held
-from rlsrl.workers.experience import Experience, TrainingBatch, TrainingLedger
+from rlsrl.workers.experience import Experience, Pace, TrainingBatch, TrainingLedger
 from rlsrl.workers.progress import Progress, StopConditions
 
 
@@ -124,6 +124,8 @@ class ReplayExperience(Experience):
         """The newest version for which credits were granted."""
         self._room = 0
         self._closed = False
+        self._age: float | None = None
+        """Mean number of env steps that were stored after the transitions of the last draw."""
 
     @override
     def receive(self, slots: Sequence[Slot], *, oldest_outstanding: int | None) -> None:
@@ -164,6 +166,7 @@ class ReplayExperience(Experience):
             keys = np.zeros(0, np.int64)
             if self._limiter.may_train:
                 keys = self._draws.draw(self._drawing.num_rows, self._rng).keys
+                self._age = self._segments.mean_age(keys)
             rows = rows_of(
                 self._segments,
                 keys,
@@ -246,6 +249,24 @@ class ReplayExperience(Experience):
     def sync(self) -> None:
         if self._store.outlives:
             self._store.file.close()
+
+    @override
+    def tune(self, pace: Pace | None) -> None:
+        assert pace is not None, "transitions are replayed"
+        with self._changed:
+            least = self._limiter.least_bound(pace.updates_per_env_step)
+            bound = max(float(pace.most_updates_behind), least)
+            self._limiter.tune(Ratio(updates_per_env_step=pace.updates_per_env_step, bound=bound))
+
+    @override
+    def figures(self) -> Mapping[str, float]:
+        with self._changed:
+            figures = {
+                "replay_transitions": float(self._segments.num_transitions),
+                "train_steps_behind": self._limiter.debt,
+                "train_steps_behind_limit": self._limiter.bound,
+            }
+            return figures if self._age is None else {**figures, "replay_age": self._age}
 
     @override
     def ledger_snapshot(self) -> dict[str, Any]:

@@ -22,7 +22,10 @@ recovering: no trainer holds its lease; finished: the work is complete."""
 
 STALE_HEARTBEATS = 3
 """A worker counts as stale after this many heartbeat intervals of silence. Its lease expires later."""
-TOTALS = ("env_steps", "train_steps", "return_mean", "length_mean", "policy_lag", "unstored_versions")
+TOTALS = (
+    *("env_steps", "train_steps", "return_mean", "length_mean", "policy_lag", "unstored_versions"),
+    *("replay_transitions", "train_steps_behind"),
+)
 """Statistics of trainer rank 0 that the document shows for the whole experiment, beside those of ``info``."""
 ERRORS = "environment_errors"
 """Errors of the environments of an actor since it started."""

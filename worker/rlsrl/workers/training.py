@@ -23,7 +23,7 @@ from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
-from rlsrl.workers.experience import Experience, TrainingBatch
+from rlsrl.workers.experience import Experience, Pace, TrainingBatch
 from rlsrl.workers.gang import Gang
 from rlsrl.workers.progress import ENV_STEPS, Progress, SkipWindow, StopConditions
 from rlsrl.workers.status import NO_MORE_SAMPLES
@@ -63,6 +63,8 @@ class TrainingSettings:
     learning_rate: Scheduled
     coefficients: Mapping[str, Scheduled]
     """Coefficients of the loss, by name."""
+    pace: Pace | None = None
+    """None where nothing is replayed."""
     store_request: str | None = None
     """A version is stored when this changes to another text."""
 
@@ -310,7 +312,8 @@ class TrainingThread:
         """Use new settings, on all ranks between the same two steps."""
         self._settings = settings
         self._learner.adopt(settings.learning_rate, settings.coefficients)
-        self._context.log.info("tuned", step=self._version.step)
+        self._experience.tune(settings.pace)
+        self._context.log.info("tuned", step=self._version.step, **self._experience.figures())
         self._take_store_request()
         self._look_ahead()
 
@@ -363,7 +366,8 @@ class TrainingThread:
         self._look_ahead()
         lag = float(max(part["policy_lag"] for part in parts))
         of_step = {f"train/{name}": value for name, value in result.metrics.items()}
-        self._unreported = {**_scalars(self._progress), "policy_lag": lag, **of_step}
+        scalars = _scalars(self._progress, self._experience, self._context.metrics)
+        self._unreported = {**scalars, "policy_lag": lag, **of_step}
         cadence = self._settings.cadence
         if cadence.report.check():
             self._report()
@@ -380,7 +384,7 @@ class TrainingThread:
         self._learner.count_env_steps(self._progress.env_steps - before)
         self._look_ahead()
         if self._settings.cadence.report.check():
-            self._context.report_stats(_scalars(self._progress))
+            self._context.report_stats(_scalars(self._progress, self._experience, self._context.metrics))
 
     def _count_gathered(self, batch: TrainingBatch, **values: float) -> list[dict[str, Any]]:
         """Count all ranks' env steps and episodes. Return the ranks' answers, with these values in them."""
@@ -439,9 +443,13 @@ def _show_episodes(metrics: Metrics, episodes: EndedEpisodes, progress: Progress
             metrics.episode_info_mean.labels(key=key).set(mean)
 
 
-def _scalars(progress: Progress) -> dict[str, float]:
-    """Return what a row of the learning curve says of the whole run."""
+def _scalars(progress: Progress, experience: Experience, metrics: Metrics) -> dict[str, float]:
+    """Return what a row of the learning curve says of the whole run. Show the experience's figures as metrics, too."""
+    figures = experience.figures()
+    for name, value in figures.items():
+        getattr(metrics, name).set(value)
     scalars = {
+        **figures,
         "env_steps": float(progress.env_steps),
         "train_steps": float(progress.train_steps),
         "episodes": float(progress.num_episodes),

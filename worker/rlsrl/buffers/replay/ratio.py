@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,13 @@ class RatioLimiter:
         """Env steps of the whole run; None: not known."""
         self._updates = 0
         """Updates made."""
-        self._due_before = 0.0
-        self._counted_from = start
-        """Updates due are ``_due_before`` and those of the env steps after ``_counted_from``."""
+        self._pieces = [_Piece(start, 0.0, ratio.updates_per_env_step)]
+        """One for each ratio that this object has had, in order."""
+
+    @property
+    def bound(self) -> float:
+        """The most updates by which training may be behind."""
+        return self._ratio.bound
 
     @property
     def debt(self) -> float:
@@ -106,8 +110,9 @@ class RatioLimiter:
         """Return the env steps of the whole run after which ``steps`` further training steps can be made."""
         if steps <= 0:
             return self._stored
-        due = self._updates + steps * self._updates_per_step - self._due_before
-        until_due = self._counted_from + max(0, math.ceil(due / self._ratio.updates_per_env_step))
+        piece = self._pieces[-1]
+        due = self._updates + steps * self._updates_per_step - piece.due
+        until_due = piece.env_steps + max(0, math.ceil(due / piece.ratio))
         return max(until_due, self._stored + self._least_fresh - self._fresh)
 
     def stored(self, env_steps: int, *, lanes: int) -> None:
@@ -124,12 +129,16 @@ class RatioLimiter:
         """Use another ratio for the env steps from now on, and another bound.
 
         Raises:
-            ValueError: the bound is too small.
+            ValueError: the bound is too small, or the ratio is not above 0.
         """
-        ratio = self._checked(ratio)
-        self._due_before = self._due(self._stored)
-        self._counted_from = max(self._stored, self._start)
-        self._ratio = ratio
+        self._ratio = self._checked(ratio)
+        if ratio.updates_per_env_step != self._pieces[-1].ratio:
+            begins = max(self._stored, self._start)
+            self._pieces.append(_Piece(begins, self._due(self._stored), ratio.updates_per_env_step))
+
+    def least_bound(self, updates_per_env_step: float) -> float:
+        """Return the smallest bound with which the two sides never wait for each other at that ratio."""
+        return self._updates_per_step + self._steps_per_lane * self._most_lanes * updates_per_env_step
 
     def state_dict(self, env_steps: int) -> dict[str, Any]:
         """Return the counts that belong to a training step, with as many ``env_steps`` as the run's progress has.
@@ -145,8 +154,8 @@ class RatioLimiter:
         saved, and it may have lost what it held.
         """
         self._updates = int(state["updates"])
-        self._due_before = float(state["due"])
-        self._counted_from = max(int(state["stored"]), self._start)
+        counted = max(int(state["stored"]), self._start)
+        self._pieces = [_Piece(counted, float(state["due"]), self._ratio.updates_per_env_step)]
         self._stored = max(stored, int(state["stored"]))
         self._fresh = held
 
@@ -160,17 +169,26 @@ class RatioLimiter:
         return self._due(self._stored + coming + self._steps_per_lane) - self._updates <= self._ratio.bound
 
     def _due(self, stored: int) -> float:
-        after = max(0, stored - self._counted_from)
-        return self._due_before + after * self._ratio.updates_per_env_step
+        piece = next((each for each in reversed(self._pieces) if each.env_steps <= stored), self._pieces[0])
+        return piece.due + max(0, stored - piece.env_steps) * piece.ratio
 
     def _checked(self, ratio: Ratio) -> Ratio:
         if ratio.updates_per_env_step <= 0.0:
             raise ValueError(f"updates_per_env_step is {ratio.updates_per_env_step}, and must be above 0")
-        in_a_slot = self._steps_per_lane * self._most_lanes
-        least = self._updates_per_step + in_a_slot * ratio.updates_per_env_step
-        if ratio.bound < least:
+        if ratio.bound < (least := self.least_bound(ratio.updates_per_env_step)):
             raise ValueError(
                 f"the bound is {ratio.bound} updates; it must be at least {least}: the {self._updates_per_step} of a "
-                f"training step and those of the {in_a_slot} env steps of a slot"
+                f"training step and those of the {self._steps_per_lane * self._most_lanes} env steps of a slot"
             )
         return ratio
+
+
+class _Piece(NamedTuple):
+    """A part of the updates due as a function of the env steps."""
+
+    env_steps: int
+    """Where it begins."""
+    due: float
+    """Updates due there."""
+    ratio: float
+    """Updates for each further env step."""

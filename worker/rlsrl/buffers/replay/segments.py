@@ -108,6 +108,11 @@ class Segments:
         first_trained = self.arrays[FIRST_TRAINED]
         first_trained[first_trained > step] = 0
 
+    def mean_age(self, keys: Indices) -> float:
+        """Return the mean number of env steps that were stored after the segments of these transitions."""
+        places = keys // self.layout.num_steps % self.layout.num_segments
+        return float(self.env_steps - self.arrays[ENV_STEPS][places].mean())
+
     def are_held(self, numbers: Indices) -> NDArray[np.bool_]:
         """Return which of these segments are still there."""
         marks: Indices = self.arrays[MARK][numbers % self.layout.num_segments]

@@ -22,7 +22,7 @@ from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.streams.protocols import SampleConsumer
 from rlsrl.workers.build.common import derived_seed
 from rlsrl.workers.context import WorkerContext
-from rlsrl.workers.experience import TrainingLedger
+from rlsrl.workers.experience import Pace, TrainingLedger
 from rlsrl.workers.replay_experience import Drawing, ReplayExperience, ReplayStore
 
 
@@ -93,6 +93,13 @@ def replay_experience(
         ledger=ledger,
         rng=np.random.default_rng(derived_seed(config.seed, "minibatches", store.step)),
     )
+
+
+def pace_of(config: TrainerConfig) -> Pace | None:
+    """Return the pace of training; None where nothing is replayed."""
+    if (replay := config.replay) is None:
+        return None
+    return Pace(updates_per_env_step=replay.updates_per_env_step, most_updates_behind=replay.most_updates_behind)
 
 
 def drawing_of(config: TrainerConfig, replay: ReplayConfig) -> Drawing:
