@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.cli.init import templates
 from rlsrl.testing.chaos import INTERRUPTED, KillCampaign
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk
+from rlsrl.workers.build.run_database import open_run_database
 
 REINFORCE = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -98,9 +100,14 @@ def with_algorithm(folder: Path, experiment: str) -> Desk:
     return Desk(folder, experiment)
 
 
+def settings(*changes: str) -> list[str]:
+    """Return arguments of ``rlsrl run`` that change fields of the spec."""
+    return [part for change in changes for part in ("--set", f"spec.{change}")]
+
+
 def train(folder: Path, name: str, *changes: str) -> Desk:
     desk = with_algorithm(folder, EXPERIMENTS[name])
-    done = desk.call("run", "live.yaml", *(part for change in changes for part in ("--set", f"spec.{change}")))
+    done = desk.call("run", "live.yaml", *settings(*changes))
     assert done.returncode == 0, done.stdout + done.stderr
     summary: dict[str, Any] = desk.facts().json("summary.json")
     assert summary["return_mean"] >= 475, summary
@@ -134,7 +141,7 @@ def test_it_trains_cartpole_with(name: str, way: str, tmp_path: Path) -> None:
 def test_replay_trains_as_often_as_the_ratio_says_to_the_end(tmp_path: Path) -> None:
     desk = with_algorithm(tmp_path, Q_LEARNING)
     changes = ("stop={envSteps: 4000}", "pacing.trainStepsPerEnvStep=0.3")
-    done = desk.call("run", "live.yaml", *(part for change in changes for part in ("--set", f"spec.{change}")))
+    done = desk.call("run", "live.yaml", *settings(*changes))
     assert done.returncode == 0, done.stdout + done.stderr
     summary: dict[str, Any] = desk.facts().json("summary.json")
     assert 4000 <= summary["env_steps"] < 4000 + 8 * 16
@@ -166,7 +173,7 @@ def test_a_finished_run_that_replays_goes_on_with_an_empty_store(start: int, tmp
     desk = with_algorithm(tmp_path, Q_LEARNING)
     needs = f"algorithm.custom.needs.replay.start={start}"
     for stop in ("{trainSteps: 4}", "{trainSteps: 6}", "{envSteps: 4000}", "{envSteps: 4100}"):
-        done = desk.call("run", "live.yaml", "--set", f"spec.stop={stop}", "--set", f"spec.{needs}")
+        done = desk.call("run", "live.yaml", *settings(f"stop={stop}", needs))
         assert done.returncode == 0, done.stdout + done.stderr
     summary: dict[str, Any] = desk.facts().json("summary.json")
     assert summary["env_steps"] >= 4100
@@ -176,7 +183,7 @@ def test_a_finished_run_that_replays_goes_on_with_an_empty_store(start: int, tmp
 def test_a_store_outlives_its_trainer_and_an_interruption(tmp_path: Path) -> None:
     desk, in_a_slot = with_algorithm(tmp_path, Q_LEARNING), 8 * 16
     changes = ("stop={envSteps: 1000000}", "parameters.everySteps=20")
-    with desk.begin(*(part for change in changes for part in ("--set", f"spec.{change}"))) as run:
+    with desk.begin(*settings(*changes)) as run:
         run.until(lambda: run.is_complete() and run.facts.train_steps() > 50, "training")
         os.kill(run.workers("trainer")[0].pid, signal.SIGKILL)
         run.until(lambda: len(run.facts.logged("trainer-0", "replay_store_found")) == 1, "the store again")
@@ -189,7 +196,7 @@ def test_a_store_outlives_its_trainer_and_an_interruption(tmp_path: Path) -> Non
     assert held["lost"]["rolled_back"] == 0
     assert held["lost"]["receiver_died"] <= 2 * in_a_slot, "slots on their way into the store"
     end = held["produced"] + 2000
-    done = desk.call("run", "live.yaml", "--set", f"spec.stop={{envSteps: {end}}}", "--set", f"spec.{changes[1]}")
+    done = desk.call("run", "live.yaml", *settings(f"stop={{envSteps: {end}}}", changes[1]))
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = desk.facts().logged("trainer-0", "replay_store_found")
     assert 1000 < first["transitions"] < second["transitions"]
@@ -207,7 +214,7 @@ def test_the_ratio_is_edited_while_a_run_trains(tmp_path: Path) -> None:
     before, after, in_a_slot = 0.1, 0.75, 8 * 16
     updates_of_a_step = round(before * in_a_slot)
     changes = ("stop={envSteps: 1000000}", f"pacing.trainStepsPerEnvStep={before}")
-    with desk.begin(*(part for change in changes for part in ("--set", f"spec.{change}"))) as run:
+    with desk.begin(*settings(*changes)) as run:
         run.until(lambda: run.is_complete() and run.facts.train_steps() > 50, "training")
         workers = set(run.workers())
         edited = desk.call("edit", "live", "--set", f"pacing.trainStepsPerEnvStep={after}")
@@ -227,6 +234,23 @@ def test_the_ratio_is_edited_while_a_run_trains(tmp_path: Path) -> None:
     rows = [json.loads(line)["scalars"] for line in (desk.run_folder / "metrics.jsonl").read_text().splitlines()]
     assert all(row["train_steps_behind"] <= row["train_steps_behind_limit"] for row in rows)
     assert 0 < rows[-1]["replay_age"] < rows[-1]["replay_transitions"]
+
+
+def test_a_run_that_takes_turns_repeats_bit_for_bit(tmp_path: Path) -> None:
+    changes = ("pacing.maxPolicyLag=0", "actors.replicas=2", "seed=3")
+    weights: list[list[bytes]] = []
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+        desk = with_algorithm(folder, Q_LEARNING)
+        for steps in (30, 50):  # the second continues with a store that it fills anew
+            stop = f"stop={{trainSteps: {steps}}}"
+            done = desk.call("run", "live.yaml", *settings(*changes, stop))
+            assert done.returncode == 0, done.stdout + done.stderr
+        newest = open_run_database(desk.run_folder).get(POLICY_NAME)
+        assert newest is not None
+        assert newest.version.step == 50
+        weights.append([newest.vector.tobytes(), *(array.tobytes() for array in newest.statistics.values())])
+    assert weights[0] == weights[1]
 
 
 def test_other_needs_than_the_spec_says_end_the_run(tmp_path: Path) -> None:

@@ -46,8 +46,17 @@ class RatioMachine(RuleBasedStateMachine):
     def made(self) -> RatioLimiter:
         settings = self.settings(self.ratio)
         return RatioLimiter(
-            settings, start=self.start, updates_per_step=self.k, steps_per_lane=self.steps, most_lanes=self.widest
+            settings,
+            start=self.start,
+            updates_per_step=self.k,
+            steps_per_lane=self.steps,
+            most_lanes=self.widest,
+            lanes_in_turn=self.lanes_in_turn,
         )
+
+    @property
+    def lanes_in_turn(self) -> int | None:
+        return None
 
     def settings(self, ratio: float) -> Ratio:
         return Ratio(updates_per_env_step=ratio, bound=self.k + self.steps * self.widest * ratio + self.slack)
@@ -175,10 +184,31 @@ class BoundedMachine(RatioMachine):
         assert self.limiter.debt <= max(self.bound, started_with) + EPSILON * max(1.0, self.due)
 
 
+class TurnsMachine(RatioMachine):
+    """Gathering and training take turns."""
+
+    @property
+    def lanes_in_turn(self) -> int | None:
+        return 2 * self.widest
+
+    def take(self) -> None:
+        trains, before = self.limiter.may_train, self.granted
+        super().take()
+        assert self.granted == before or (not trains and before <= 0), "granted in its turn only"
+        assert self.granted <= 2 * self.widest
+        assert self.limiter.outstanding == self.granted
+
+    @invariant()
+    def never_do_both_wait(self) -> None:
+        if self.steps_left != 0:
+            assert self.granted > 0 or self.limiter.may_train
+
+
 RatioMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
-BoundedMachine.TestCase.settings = RatioMachine.TestCase.settings
+BoundedMachine.TestCase.settings = TurnsMachine.TestCase.settings = RatioMachine.TestCase.settings
 TestRatio = RatioMachine.TestCase
 TestBounds = BoundedMachine.TestCase
+TestTurns = TurnsMachine.TestCase
 
 
 def gathered(limiter: RatioLimiter, *, steps_of_a_slot: int = 8) -> tuple[int, int]:
@@ -195,14 +225,19 @@ def gathered(limiter: RatioLimiter, *, steps_of_a_slot: int = 8) -> tuple[int, i
         stored, granted = stored + steps_of_a_slot, granted - 2
 
 
-def limiter_of(ratio: Ratio) -> RatioLimiter:
-    return RatioLimiter(ratio, start=100, updates_per_step=4, steps_per_lane=4, most_lanes=2)
+def limiter_of(ratio: Ratio, *, lanes_in_turn: int | None = None) -> RatioLimiter:
+    return RatioLimiter(
+        ratio, start=100, updates_per_step=4, steps_per_lane=4, most_lanes=2, lanes_in_turn=lanes_in_turn
+    )
 
 
 @pytest.mark.parametrize("ratio", [0.001, 0.3, 1.0, 100.0])
 @pytest.mark.parametrize("steps_of_a_slot", [8, 5])
-def test_in_the_end_there_are_as_many_updates_as_the_ratio_says(ratio: float, steps_of_a_slot: int) -> None:
-    limiter = limiter_of(Ratio(updates_per_env_step=ratio, bound=4 + 8 * ratio))
+@pytest.mark.parametrize("lanes_in_turn", [None, 6])
+def test_in_the_end_there_are_as_many_updates_as_the_ratio_says(
+    ratio: float, steps_of_a_slot: int, lanes_in_turn: int | None
+) -> None:
+    limiter = limiter_of(Ratio(updates_per_env_step=ratio, bound=4 + 8 * ratio), lanes_in_turn=lanes_in_turn)
     end = round(10_001 / ratio**0.5)
     limiter.expect(end)
     stored, updates = gathered(limiter, steps_of_a_slot=steps_of_a_slot)

@@ -50,7 +50,9 @@ class Counts:
 class Bench:
     """The test acts as the main thread, the training thread and the actors."""
 
-    def __init__(self, folder: Path, *, ratio: float = 0.5, start: int = 20, capacity: int = 60) -> None:
+    def __init__(
+        self, folder: Path, *, ratio: float = 0.5, start: int = 20, capacity: int = 60, lanes_in_turn: int | None = None
+    ) -> None:
         self.source = SlotSource(num_steps=STEPS, num_lanes=LANES)
         store = open_replay_store(folder, ReplayLayout.of(self.source.layout, capacity=capacity))
         self.segments = store.segments
@@ -67,11 +69,13 @@ class Bench:
                 updates_per_step=UPDATES,
                 steps_per_lane=STEPS,
                 most_lanes=LANES,
+                lanes_in_turn=lanes_in_turn,
             ),
-            drawing=Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9),
+            drawing=Drawing(
+                updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9, in_turn=lanes_in_turn is not None
+            ),
             grant=lambda *arguments: self.granted.append(arguments),
             ledger=self.ledger,
-            rng=np.random.default_rng(0),
         )
         self.step = 0
         self.without_rows: list[TrainingBatch] = []
@@ -202,6 +206,60 @@ def test_the_policy_lag_is_that_of_the_slots_that_have_arrived(make_bench: Calla
     assert first.oldest_version == Version(1, 2)
     assert second is not None
     assert (second.oldest_version, second.env_steps, second.episodes.returns) == (Version(1, 4), 0, []), "none arrived"
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_in_turn_slots_are_stored_together_in_the_order_of_their_credits(
+    order: tuple[int, ...], make_bench: Callable[..., Bench]
+) -> None:
+    bench = make_bench(ratio=0.5, start=6, lanes_in_turn=3 * LANES)
+    assert bench.lanes_left == 3 * LANES
+    slots = [bench.source.slot() for _ in order]
+    for credit, slot in enumerate(slots):
+        slot.credit = credit
+        slot.arrays["version_attempt"][:], slot.arrays["version_step"][:] = (1, 0)
+    expected = [slot.arrays["observation"].copy() for slot in slots]
+    for place, number in enumerate(order):
+        assert bench.experience.next_batch(timeout=0) is None
+        bench.experience.receive([slots[number]], oldest_outstanding=None)
+        slots[number].arrays["observation"][...] = 0  # the slot is released
+        bench.experience.grant(Version(1, 0))
+        assert (len(bench.granted), bench.segments.next_number) == ((1, 0) if place < 2 else (1, 3 * LANES))
+    for credit, observation in enumerate(expected):
+        stored = bench.segments.arrays["observation"][credit * LANES : (credit + 1) * LANES]
+        np.testing.assert_array_equal(stored, observation.swapaxes(0, 1))
+    steps = 0
+    while (batch := bench.train()) is not None:
+        steps += 1
+        assert batch.env_steps == (bench.segments.env_steps if steps == 1 else 0)
+        assert (len(bench.granted) == 2) == (not bench.experience.is_behind), "granted again once all is trained"
+    assert steps >= 2
+
+
+def test_a_turn_that_is_not_complete_is_kept_with_the_store(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(lanes_in_turn=2 * LANES)
+    bench.gather()
+    assert bench.segments.num_transitions == 0
+    bench.experience.close(run_ended=False)
+    assert bench.segments.count_untrained() == bench.inserted
+    assert bench.ledger.terms.total() == 0
+
+
+def test_draws_depend_on_seed_and_step_alone(make_bench: Callable[..., Bench]) -> None:
+    drawn = []
+    for _ in range(2):
+        bench = make_bench(ratio=0.5, start=20)
+        while not bench.experience.is_behind:
+            bench.gather()
+        batch = bench.experience.next_batch(timeout=0)
+        assert isinstance(batch, ReplayBatch)
+        drawn.append(batch.keys)
+        bench.step = 1
+        bench.experience.grant(Version(1, 1))
+        again = bench.experience.next_batch(timeout=0)
+        assert isinstance(again, ReplayBatch)
+        assert not np.array_equal(again.keys, batch.keys)
+    np.testing.assert_array_equal(*drawn)
 
 
 def test_another_pace_counts_from_now_on(make_bench: Callable[..., Bench]) -> None:

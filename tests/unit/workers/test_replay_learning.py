@@ -98,7 +98,6 @@ def test_it_finds_the_exact_values_where_most_episodes_are_cut(tmp_path: Path) -
         drawing=Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=1, discount=DISCOUNT),
         grant=lambda lanes, version, room: granted.append(lanes),
         ledger=Ledger(),
-        rng=np.random.default_rng(0),
     )  # fmt: skip
     needs = AlgorithmNeeds(minibatch_size=ROWS, replay=ReplaySpec(), outputs="actionValues")
     settings = CustomAlgorithmSpec(factory="rlsrl.testing.q_learning:QLearning", needs=needs)

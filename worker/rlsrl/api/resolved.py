@@ -199,6 +199,8 @@ class ReplayConfig(Model):
     """Minibatches of a training step. A rank keeps the number with which it has started: compiled code relies on it."""
     most_lanes: PositiveInteger
     """Lanes of the widest slot."""
+    lanes_in_turn: PositiveInteger | None = None
+    """Lanes that are gathered before training goes on, where the two take turns; None: both go on at once."""
 
 
 class TrainerConfig(RoleConfig):

@@ -168,6 +168,7 @@ def _replay(spec: ExperimentSpec, placement: Placement) -> ReplayConfig | None:
         most_updates_behind=spec.train_steps_behind,
         updates_per_step=spec.updates_per_train_step,
         most_lanes=max(spec.actors.rollout_environments),
+        lanes_in_turn=spec.actors.num_environments if spec.pacing.max_policy_lag == 0 else None,
     )
 
 

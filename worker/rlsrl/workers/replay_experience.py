@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,10 @@ class Drawing:
     discount: float
     reward_clip: float | None = None
     """Rewards are clipped to [-reward_clip, reward_clip]."""
+    seed: int = 0
+    """Decides the draws of each training step."""
+    in_turn: bool = False
+    """Whether gathering and training take turns. Then slots are stored in the order of their credits: runs repeat."""
 
     @property
     def num_rows(self) -> int:
@@ -99,7 +103,6 @@ class ReplayExperience(Experience):
         drawing: Drawing,
         grant: Callable[[int, Version, int], None],
         ledger: TrainingLedger,
-        rng: np.random.Generator,
     ) -> None:
         """Use a store, draws from it, and a limiter that counts what it holds already.
 
@@ -113,11 +116,12 @@ class ReplayExperience(Experience):
         self._drawing = drawing
         self._grant = grant
         self._ledger = ledger
-        self._rng = rng
         self._changed = threading.Condition()
         """Guards all that follows, and the store."""
         self._arrived = [(store.uncounted, EndedEpisodes.joined([]))] if store.uncounted else []
         """Env steps and episodes of the slots since the last batch."""
+        self._turn: list[Slot] = []
+        """Copies of the slots of this turn, until all are there."""
         self._oldest_arrived: Version | None = None
         """The oldest version that acted in them."""
         self._version: Version | None = None
@@ -129,16 +133,36 @@ class ReplayExperience(Experience):
 
     @override
     def receive(self, slots: Sequence[Slot], *, oldest_outstanding: int | None) -> None:
-        del oldest_outstanding  # slots count in the order of their arrival
+        del oldest_outstanding  # a dead producer's credits go to others
+        if self._drawing.in_turn:
+            self._receive_in_turn(slots)
+            return
         for slot in slots:
             with self._changed:
-                inserted = self._segments.insert(slot)
-                self._draws.inserted(inserted.numbers)
-                self._limiter.stored(inserted.num_transitions, lanes=slot.num_lanes)
-                self._ledger.dropped("evicted", inserted.num_evicted_untrained)
-                self._arrived.append((inserted.num_transitions, EndedEpisodes.of(slot.arrays)))
-                self._note_age(slot.oldest_version)
-                self._changed.notify_all()
+                self._store_slot(slot)
+
+    def _receive_in_turn(self, slots: Sequence[Slot]) -> None:
+        """Keep copies until all lanes of the turn are there, and store them at once, in the order of their credits."""
+        with self._changed:
+            self._turn += [
+                replace(slot, arrays={name: array.copy() for name, array in slot.arrays.items()}) for slot in slots
+            ]
+            if sum(slot.num_lanes for slot in self._turn) >= self._limiter.outstanding:
+                self._store_turn()
+
+    def _store_turn(self) -> None:
+        slots, self._turn = sorted(self._turn, key=lambda slot: slot.credit), []
+        for slot in slots:
+            self._store_slot(slot)
+
+    def _store_slot(self, slot: Slot) -> None:
+        inserted = self._segments.insert(slot)
+        self._draws.inserted(inserted.numbers)
+        self._limiter.stored(inserted.num_transitions, lanes=slot.num_lanes)
+        self._ledger.dropped("evicted", inserted.num_evicted_untrained)
+        self._arrived.append((inserted.num_transitions, EndedEpisodes.of(slot.arrays)))
+        self._note_age(slot.oldest_version)
+        self._changed.notify_all()
 
     def _note_age(self, oldest: Version) -> None:
         """Note the version of a slot's oldest action, unless an earlier attempt acted: its steps were rolled back."""
@@ -165,7 +189,8 @@ class ReplayExperience(Experience):
             assert self._version is not None, "granted before"
             keys = np.zeros(0, np.int64)
             if self._limiter.may_train:
-                keys = self._draws.draw(self._drawing.num_rows, self._rng).keys
+                rng = np.random.default_rng((self._drawing.seed, self._version.step))
+                keys = self._draws.draw(self._drawing.num_rows, rng).keys
                 self._age = self._segments.mean_age(keys)
             rows = rows_of(
                 self._segments,
@@ -241,6 +266,7 @@ class ReplayExperience(Experience):
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            self._store_turn()
             if run_ended or not self._store.outlives:
                 self._store.file.remove()  # first: no later life may find what counts as dropped
                 self._ledger.dropped("end_of_run", self._segments.count_untrained())

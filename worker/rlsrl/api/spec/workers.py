@@ -280,10 +280,11 @@ class Pacing(Model):
 
     max_policy_lag: Annotated[int, Field(ge=0, le=64), INTEGRAL] = 1
     """Largest number of training steps between the weights that chose an action and the weights being trained. 0
-    gathers and trains in turn. 1 overlaps the two."""
+    gathers and trains in turn: runs repeat bit for bit. 1 overlaps the two. With replay 0 has the same meaning: a
+    rollout of every environment, then all training that is due; any other value lets both go on at once."""
     train_steps_per_env_step: Annotated[float, Field(ge=0.001, le=100), LIVE] | None = None
     """With replay: minibatches that are trained on for each transition that is gathered. Whichever side is ahead waits.
     Such an algorithm needs it. A new value counts for transitions that are gathered from then on."""
     max_train_steps_behind: Annotated[int, Field(ge=1, le=1_000_000_000), INTEGRAL, LIVE] | None = None
     """With replay: the most minibatches by which training may be behind gathering. By default those of a training step
-    and of two rollouts of every environment."""
+    and of two rollouts of every environment. Without effect where gathering and training take turns."""

@@ -35,7 +35,14 @@ class RatioLimiter:
     """
 
     def __init__(
-        self, ratio: Ratio, *, start: int, updates_per_step: int, steps_per_lane: int, most_lanes: int
+        self,
+        ratio: Ratio,
+        *,
+        start: int,
+        updates_per_step: int,
+        steps_per_lane: int,
+        most_lanes: int,
+        lanes_in_turn: int | None = None,
     ) -> None:
         """Start with nothing gathered.
 
@@ -45,6 +52,8 @@ class RatioLimiter:
             updates_per_step: Updates of a training step.
             steps_per_lane: Env steps of a lane of a slot, at most.
             most_lanes: Lanes of the widest slot. It is gathered once as many lanes are granted.
+            lanes_in_turn: Lanes that are gathered while training waits, before it trains on all that is due; at least
+                ``most_lanes``. The bound is of no effect then. None: both go on at once.
 
         Raises:
             ValueError: the bound is too small: both sides could wait at once.
@@ -55,6 +64,7 @@ class RatioLimiter:
         self._updates_per_step = updates_per_step
         self._steps_per_lane = steps_per_lane
         self._most_lanes = most_lanes
+        self._lanes_in_turn = lanes_in_turn
         self._ratio = self._checked(ratio)
         self._stored = 0
         """Env steps stored in the whole run."""
@@ -87,10 +97,19 @@ class RatioLimiter:
     def take(self) -> int:
         """Return how many lanes may be granted now, and count them as granted."""
         coming = self._outstanding
-        while self._may_grant(coming):
-            coming += 1
+        if self._lanes_in_turn is None:
+            while self._may_grant(coming):
+                coming += 1
+        elif coming <= 0 and not self.may_train:
+            while coming < self._lanes_in_turn and not self._reaches_end(coming):
+                coming += 1
         granted, self._outstanding = coming - self._outstanding, coming
         return granted
+
+    @property
+    def outstanding(self) -> int:
+        """Lanes granted that have not arrived. Below 0: so many arrived beyond those that were granted."""
+        return self._outstanding
 
     @property
     def room(self) -> int:
@@ -100,7 +119,7 @@ class RatioLimiter:
     @property
     def is_complete(self) -> bool:
         """Whether all is granted that the run can still use, if no more steps come back without a transition."""
-        return self._end is not None and self._stored + self._outstanding * self._steps_per_lane >= self._end
+        return self._reaches_end(self._outstanding)
 
     def expect(self, end: int | None) -> None:
         """Grant no more lanes than ``end`` env steps of the whole run need; None: as many as the ratio allows."""
@@ -162,11 +181,15 @@ class RatioLimiter:
     def _may_grant(self, lanes: int) -> bool:
         """Return whether another lane may be granted after ``lanes`` that have not arrived."""
         coming = lanes * self._steps_per_lane
-        if self._end is not None and self._stored + coming >= self._end:
+        if self._reaches_end(lanes):
             return False
         if self._fresh < self._least_fresh and (self._fresh + coming < self._start or lanes < self._most_lanes):
             return True
         return self._due(self._stored + coming + self._steps_per_lane) - self._updates <= self._ratio.bound
+
+    def _reaches_end(self, lanes: int) -> bool:
+        """Return whether ``lanes`` that have not arrived are all that the run can still use."""
+        return self._end is not None and self._stored + lanes * self._steps_per_lane >= self._end
 
     def _due(self, stored: int) -> float:
         piece = next((each for each in reversed(self._pieces) if each.env_steps <= stored), self._pieces[0])

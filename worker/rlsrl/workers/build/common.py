@@ -31,8 +31,8 @@ SERVER_SECONDS = 1.0
 DESCRIPTION_SECONDS = 0.2
 """How long a worker waits for the trainer's description between two checks for exit."""
 
-SeedPurpose = Literal["network", "minibatches", "acting", "algorithm"]
-_DOMAINS: dict[SeedPurpose, int] = {"network": 11, "minibatches": 12, "acting": 13, "algorithm": 14}
+SeedPurpose = Literal["network", "minibatches", "acting", "algorithm", "draws"]
+_DOMAINS: dict[SeedPurpose, int] = {"network": 11, "minibatches": 12, "acting": 13, "algorithm": 14, "draws": 15}
 
 
 def derived_seed(seed: int, purpose: SeedPurpose, *key: int) -> int:

@@ -81,6 +81,7 @@ def replay_experience(
         updates_per_step=replay.updates_per_step,
         steps_per_lane=config.rollout_length,
         most_lanes=replay.most_lanes,
+        lanes_in_turn=replay.lanes_in_turn,
     )
     if state is not None:
         limiter.load_state_dict(state.values["limiter"], stored=segments.env_steps, held=segments.num_transitions)
@@ -91,7 +92,6 @@ def replay_experience(
         drawing=drawing_of(config, replay),
         grant=consumer.grant,
         ledger=ledger,
-        rng=np.random.default_rng(derived_seed(config.seed, "minibatches", store.step)),
     )
 
 
@@ -112,6 +112,8 @@ def drawing_of(config: TrainerConfig, replay: ReplayConfig) -> Drawing:
         num_steps=settings.replay.n_step,
         discount=settings.discount,
         reward_clip=settings.reward_clip,
+        seed=derived_seed(config.seed, "draws"),
+        in_turn=replay.lanes_in_turn is not None,
     )
 
 
