@@ -187,6 +187,8 @@ class BoundedMachine(RatioMachine):
 class TurnsMachine(RatioMachine):
     """Gathering and training take turns."""
 
+    left_of_turn = 0
+
     @property
     def lanes_in_turn(self) -> int | None:
         return 2 * self.widest
@@ -194,8 +196,10 @@ class TurnsMachine(RatioMachine):
     def take(self) -> None:
         trains, before = self.limiter.may_train, self.granted
         super().take()
-        assert self.granted == before or (not trains and before <= 0), "granted in its turn only"
-        assert self.granted <= 2 * self.widest
+        if before <= 0:
+            self.left_of_turn = 0 if trains else 2 * self.widest
+        self.left_of_turn -= self.granted - before
+        assert self.left_of_turn >= 0, "granted in its turn only"
         assert self.limiter.outstanding == self.granted
 
     @invariant()

@@ -65,6 +65,8 @@ class RatioLimiter:
         self._steps_per_lane = steps_per_lane
         self._most_lanes = most_lanes
         self._lanes_in_turn = lanes_in_turn
+        self._left_of_turn = 0
+        """Lanes of this turn that are not granted, since the end of the run seems to need none of them."""
         self._ratio = self._checked(ratio)
         self._stored = 0
         """Env steps stored in the whole run."""
@@ -100,9 +102,11 @@ class RatioLimiter:
         if self._lanes_in_turn is None:
             while self._may_grant(coming):
                 coming += 1
-        elif coming <= 0 and not self.may_train:
-            while coming < self._lanes_in_turn and not self._reaches_end(coming):
-                coming += 1
+        else:
+            if coming <= 0:
+                self._left_of_turn = 0 if self.may_train else self._lanes_in_turn - coming
+            while self._left_of_turn > 0 and not self._reaches_end(coming):
+                coming, self._left_of_turn = coming + 1, self._left_of_turn - 1
         granted, self._outstanding = coming - self._outstanding, coming
         return granted
 
