@@ -108,6 +108,29 @@ def test_policy_and_buffer_workers_have_their_rows() -> None:
     assert re.search(r"^buffer +\d+ ", buffer.stdout, re.MULTILINE)
 
 
+def test_a_replay_store_is_sized(tmp_path: Path) -> None:
+    file = tmp_path / "replay.yaml"
+    file.write_text(
+        """
+        apiVersion: rlsrl.dev/v1alpha1
+        kind: RLExperiment
+        metadata: {name: replay}
+        spec:
+          environment: {id: CartPole-v1}
+          algorithm:
+            custom: {factory: "my:Own", needs: {minibatchSize: 64, outputs: actionValues, replay: {capacity: 2000000}}}
+          actors: {environments: 8, rolloutLength: 32}
+          pacing: {trainStepsPerEnvStep: 1}
+          stop: {envSteps: 1000}
+        """
+    )
+    result = size(file, "--env-step-seconds", "1e-5")
+    assert result.exit_code == 0, result.output
+    assert re.search(
+        r"(?m)^replay store: 2,000,000 transitions of \d\d bytes are a file of \d\d\.\d MB$", result.stdout
+    )
+
+
 def test_the_user_s_own_modules_are_found_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "my_sized_env.py").write_text(
         "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"

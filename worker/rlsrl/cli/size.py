@@ -16,6 +16,7 @@ from rlsrl.cli.text import columns, width_of, wrapped
 
 if TYPE_CHECKING:
     from rlsrl.api.spec import ExperimentSpec, RLExperiment
+    from rlsrl.data.specs import EnvSpec
     from rlsrl.sizing.advice import SpecChange
     from rlsrl.sizing.costs import Costs
     from rlsrl.sizing.workload import Hardware, Workload
@@ -134,9 +135,22 @@ def _lines(
     yield f"hardware: {hardware_line(hardware)}"
     yield environment_line(environment, source_of_speed)
     yield f"costs: measured on {measured.machine}, {measured.date}"
+    yield from _replay_lines(spec, env_spec)
     yield from limit_lines(found)
     yield columns(role_rows(found))
     yield from advice_lines(try_out(spec, costs, changed=changed), found.env_steps_a_second)
+
+
+def _replay_lines(spec: ExperimentSpec, env_spec: EnvSpec) -> Iterator[str]:
+    """Yield the size of the replay store, if there is one."""
+    from rlsrl.data.slots import rollout_layout
+    from rlsrl.sizing.report import replay_line
+    from rlsrl.workers.build.replay import replay_layout
+
+    if (replay := spec.algorithm.chosen.replay) is not None:
+        slot = rollout_layout(env_spec, num_steps=spec.actors.rollout_length, num_lanes=1)
+        layout = replay_layout(spec.environment.for_workers, slot, capacity=replay.capacity)
+        yield replay_line(capacity=replay.capacity, nbytes=layout.nbytes)
 
 
 def _hardware(cores: int | None, gigabits: float | None) -> Hardware:

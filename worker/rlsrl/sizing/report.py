@@ -34,6 +34,11 @@ def environment_line(environment: EnvironmentSpeed, source: str) -> str:
     return f"environment: {_micro(environment.step_seconds)}{waits} a step ({source})"
 
 
+def replay_line(*, capacity: int, nbytes: int) -> str:
+    """Return the size of a replay store."""
+    return f"replay store: {capacity:,} transitions of {nbytes / capacity:,.0f} bytes are a file of {_bytes(nbytes)}"
+
+
 def limit_lines(forecast: Forecast) -> Iterator[str]:
     """Yield what cannot work, what limits the speed, and what helps."""
     for broken in forecast.broken_limits:
@@ -95,6 +100,10 @@ def _rate(value: float) -> str:
 
 def _megabytes(nbytes: float) -> str:
     return f"{nbytes / 1e6:,.1f}"
+
+
+def _bytes(nbytes: int) -> str:
+    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.1f} MB"
 
 
 def _micro(seconds: float) -> str:

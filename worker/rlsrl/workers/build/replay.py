@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rlsrl.api.resolved import ReplayConfig, TrainerConfig
+from rlsrl.api.spec import Environment
 from rlsrl.buffers.replay.draws import UniformDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
 from rlsrl.buffers.replay.ratio import Ratio, RatioLimiter
@@ -38,7 +39,7 @@ def open_store(
     if replay is None:
         return None
     assert settings is not None, "the algorithm replays"
-    layout = ReplayLayout.of(slot, capacity=settings.capacity, stacks=_stacks(config, slot))
+    layout = replay_layout(config.environment, slot, capacity=settings.capacity)
     path = Path(replay.folder) / f"{context.role}-{context.index}{SUFFIX}"
     saved = None if state is None else state.values["ledgers"][context.index]
     try:
@@ -120,18 +121,23 @@ def drawing_of(config: TrainerConfig, replay: ReplayConfig) -> Drawing:
 def example_rows(config: TrainerConfig, replay: ReplayConfig, slot: SlotLayout) -> Arrays:
     """Return the rows of a training step, filled with zeros."""
     drawing = drawing_of(config, replay)
-    layout = ReplayLayout.of(slot, capacity=1, stacks=_stacks(config, slot))
+    layout = replay_layout(config.environment, slot, capacity=1)
     segments = Segments(layout, bytearray(layout.nbytes))
     keys = np.zeros(drawing.num_rows, np.int64)
     return rows_of(segments, keys, num_steps=drawing.num_steps, discount=drawing.discount)
 
 
-def _stacks(config: TrainerConfig, slot: SlotLayout) -> dict[str, int]:
+def replay_layout(environment: Environment, slot: SlotLayout, *, capacity: int) -> ReplayLayout:
+    """Return the layout of a store of so many transitions. Observations that ``frameStack`` stacks are kept once."""
+    return ReplayLayout.of(slot, capacity=capacity, stacks=_stacks(environment, slot))
+
+
+def _stacks(environment: Environment, slot: SlotLayout) -> dict[str, int]:
     """Return the number of images of each observation that ``environment.frameStack`` stacks."""
-    images = config.environment.frame_stack
+    images = environment.frame_stack
     if images is None:
         return {}
-    mask = config.environment.action_mask
+    mask = environment.action_mask
     return {
         name: images
         for name, field in slot.fields.items()
