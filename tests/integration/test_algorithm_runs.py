@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,8 @@ import pytest
 
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.cli.init import templates
+from rlsrl.data.version import Version
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.chaos import INTERRUPTED, KillCampaign
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk
 from rlsrl.workers.build.run_database import open_run_database
@@ -234,6 +241,65 @@ def test_the_ratio_is_edited_while_a_run_trains(tmp_path: Path) -> None:
     rows = [json.loads(line)["scalars"] for line in (desk.run_folder / "metrics.jsonl").read_text().splitlines()]
     assert all(row["train_steps_behind"] <= row["train_steps_behind_limit"] for row in rows)
     assert 0 < rows[-1]["replay_age"] < rows[-1]["replay_transitions"]
+
+
+@contextmanager
+def counts_of(desk: Desk) -> Iterator[dict[Version, dict[str, Any]]]:
+    """Collect what the stored versions of a live run count: only the newest ones have it."""
+    counts: dict[Version, dict[str, Any]] = {}
+    ended = threading.Event()
+
+    def collect() -> None:
+        while not ended.wait(0.1):
+            with suppress(ConfigurationError, OSError):  # before the first version, or while it is removed
+                database = open_run_database(desk.run_folder)
+                if (newest := database.resume_point(POLICY_NAME).version) is not None:
+                    state = database.load_state(POLICY_NAME, newest)
+                    if state is not None:
+                        counts[newest] = state.values["limiter"]
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    try:
+        yield counts
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_the_ratio_holds_through_twenty_kills_and_two_edits(tmp_path: Path) -> None:
+    """Each stored version has the env steps, the updates due for them and those made, all of one moment."""
+    ratios, steps_between_versions, most_updates_of_a_step = (0.1, 0.3, 0.15), 20, 64
+    experiment = GATED_EXPERIMENT.replace("ppo: {{epochs: 2, minibatchSize: 256}}", BLOCKS["Q-learning"])
+    experiment = experiment.replace("{{everySteps: 10}}", f"{{{{everySteps: {steps_between_versions}}}}}")
+    experiment = experiment.replace("{{budget: 10, decaySeconds: 1}}", "{{budget: 40, decaySeconds: 1}}")
+    pacing = f"  pacing: {{{{trainStepsPerEnvStep: {ratios[0]}}}}}\n"
+    desk, rng = with_algorithm(tmp_path, experiment), random.Random(5)
+    with KillCampaign(tmp_path, experiment + OTHER_ROLES + pacing, seed=5) as campaign, counts_of(desk) as counts:
+        for number in range(20):
+            if number in (7, 14):
+                ratio = ratios[number // 7]
+                edited = desk.call("edit", "live", "--set", f"pacing.trainStepsPerEnvStep={ratio}")
+                assert edited.returncode == 0, edited.stdout + edited.stderr
+            campaign.kill(rng.choice((*ROLES, "trainer")), rng.choice(("training", "checkpoint")))
+        summary = campaign.finish()
+    assert sum(summary["restarts"].values()) == 20
+    assert summary["restarts"]["trainer"] >= 4
+    bound = most_updates_of_a_step + max(ratios) * 2 * 64 * 8
+    other_slopes = 0
+    for (_, before), (version, after) in pairwise(sorted(counts.items())):
+        gathered = max(after["stored"] - 500, 0) - max(before["stored"] - 500, 0)
+        due = after["due"] - before["due"]
+        other_slopes += not any(due == pytest.approx(ratio * gathered, abs=1e-6) for ratio in ratios)
+        assert min(ratios) * gathered - 1e-6 <= due <= max(ratios) * gathered + 1e-6
+        behind = after["due"] - after["updates"]
+        rolled_back = (steps_between_versions + 1) * most_updates_of_a_step
+        assert 0 <= behind <= bound + rolled_back, version
+        if behind > bound:
+            assert behind <= max(bound, before["due"] - before["updates"] + rolled_back), version
+    assert len(counts) > 40
+    assert other_slopes <= 2, "of the versions during which the ratio changed"
 
 
 def test_a_run_that_takes_turns_repeats_bit_for_bit(tmp_path: Path) -> None:
