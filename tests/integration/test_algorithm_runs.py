@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -214,6 +215,31 @@ def test_a_store_outlives_its_trainer_and_an_interruption(tmp_path: Path) -> Non
     assert 0 <= never_stored <= 3 * in_a_slot, "gathered or on their way when the trainer or the run was ended"
     assert 0 <= (summary["env_steps"] - 1000) * 0.25 - summary["minibatches"] < 0.25 * in_a_slot
     assert not list(tmp_path.rglob("*.store"))
+
+
+@pytest.mark.slow
+def test_150_000_transitions_survive_a_kill_of_their_trainer(tmp_path: Path) -> None:
+    desk, in_a_slot, enough = with_algorithm(tmp_path, Q_LEARNING.replace("50000", "1000000")), 8 * 16, 150_000
+    changes = ("stop={envSteps: 10000000}", "pacing.trainStepsPerEnvStep=0.01")
+    with desk.begin(*settings(*changes)) as run:
+
+        def totals() -> dict[str, Any]:
+            return (run.facts.status() or {}).get("totals") or {}
+
+        run.until(lambda: (totals().get("replay_transitions") or 0) >= enough, "transitions", timeout=300)
+        steps = totals()["train_steps"]
+        killed = time.monotonic()
+        os.kill(run.workers("trainer")[0].pid, signal.SIGKILL)
+        found = run.until(lambda: next(iter(run.facts.logged("trainer-0", "replay_store_found")), None), "the store")
+        run.until(lambda: (totals().get("train_steps") or 0) > steps, "training again")
+        print(f"training again {time.monotonic() - killed:.1f} s after the kill")
+        run.send(signal.SIGINT)
+        assert run.wait() == INTERRUPTED, run.output
+    assert found["transitions"] >= enough
+    ledger = desk.facts().json("summary.json")["ledger"]
+    assert ledger["balanced"]
+    assert ledger["lost"]["rolled_back"] == 0
+    assert ledger["lost"]["receiver_died"] <= 2 * in_a_slot, "slots on their way into the store"
 
 
 def test_the_ratio_is_edited_while_a_run_trains(tmp_path: Path) -> None:
