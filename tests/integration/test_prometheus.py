@@ -29,6 +29,21 @@ EXPERIMENT = (
   evaluators: {{replicas: 1, environments: 2, episodesPerEnvironment: 1}}
 """
 )
+REPLAYS = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: live}
+spec:
+  environment: {id: CartPole-v1}
+  algorithm:
+    custom:
+      factory: rlsrl.testing.q_learning:QLearning
+      needs: {minibatchSize: 64, outputs: actionValues, replay: {capacity: 20000, start: 500}}
+  actors: {environments: 8, rolloutLength: 16}
+  pacing: {trainStepsPerEnvStep: 0.1}
+  stop: {envSteps: 100000000}
+"""
+OF_REPLAY = re.compile("rlsrl_(replay|train_steps_behind)")
 ROLES = {"actor", "buffer", "coordinator", "evaluator", "policy", "trainer"}
 VALUES = {"$namespace": "lab", "$experiment": "live", "$role": ".+", "$__rate_interval": "30s"}
 
@@ -79,6 +94,16 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
             yield server
 
 
+@pytest.fixture(scope="module")
+def prometheus_of_replay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus that scrapes a live run that replays."""
+    folder = tmp_path_factory.mktemp("replay")
+    with Desk(folder, REPLAYS).begin() as run:
+        run.until(run.is_complete, "all processes at work")
+        with Prometheus(folder / "prometheus", targets_of(run), RULES) as server:
+            yield server
+
+
 @pytest.mark.parametrize(
     ("panel", "query"),
     [
@@ -87,7 +112,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         for target in panel.get("targets", ())
     ],
 )
-def test_a_panel_shows_data(prometheus: Prometheus, panel: str, query: str) -> None:
+def test_a_panel_shows_data(request: pytest.FixtureRequest, panel: str, query: str) -> None:
+    prometheus = request.getfixturevalue("prometheus_of_replay" if OF_REPLAY.search(query) else "prometheus")
     found = until(lambda: prometheus.query(with_values(query)), f"{panel}: {with_values(query)}")
     for labels in found:
         assert dict(labels)["experiment"] == "live"

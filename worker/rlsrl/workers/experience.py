@@ -109,7 +109,7 @@ class Experience(Protocol):
         """Keep another pace from now on; None where nothing is replayed."""
 
     def figures(self) -> Mapping[str, float]:
-        """Return numbers for the learning curve and, by the same names, the metrics: of a replay store and its pace."""
+        """Return numbers for the learning curve and the metrics, of a replay store and its pace. On policy none."""
 
     def ledger_snapshot(self) -> dict[str, Any]:
         """Return the ledger's JSON values to resume from."""

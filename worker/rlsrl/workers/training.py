@@ -443,11 +443,19 @@ def _show_episodes(metrics: Metrics, episodes: EndedEpisodes, progress: Progress
             metrics.episode_info_mean.labels(key=key).set(mean)
 
 
+def _show_replay(metrics: Metrics, figures: Mapping[str, float]) -> None:
+    if figures:
+        metrics.replay_transitions.set(figures["replay_transitions"])
+        metrics.train_steps_behind.set(figures["train_steps_behind"])
+        metrics.train_steps_behind_limit.set(figures["train_steps_behind_limit"])
+    if (age := figures.get("replay_age")) is not None:
+        metrics.replay_age.set(age)
+
+
 def _scalars(progress: Progress, experience: Experience, metrics: Metrics) -> dict[str, float]:
     """Return what a row of the learning curve says of the whole run. Show the experience's figures as metrics, too."""
     figures = experience.figures()
-    for name, value in figures.items():
-        getattr(metrics, name).set(value)
+    _show_replay(metrics, figures)
     scalars = {
         **figures,
         "env_steps": float(progress.env_steps),
