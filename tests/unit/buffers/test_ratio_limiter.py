@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rlsrl.buffers.replay.ratio import Ratio, RatioLimiter
 
-RATIOS = st.sampled_from([0.001, 0.01, 0.25, 0.5, 1.0, 3.0, 17.0, 100.0])
+RATIOS = st.sampled_from([0.001, 0.01, 0.25, 0.35, 0.5, 0.7, 1.0, 3.0, 17.0, 100.0])
 EPSILON = 1e-6
 """Rounding of sums of ratios."""
 
@@ -247,6 +247,25 @@ def test_in_the_end_there_are_as_many_updates_as_the_ratio_says(
     stored, updates = gathered(limiter, steps_of_a_slot=steps_of_a_slot)
     assert end <= stored < end + 8
     assert 0 <= (stored - 100) * ratio - updates < 4
+
+
+def test_rounding_does_not_stop_a_run_before_its_last_training_step() -> None:
+    """180 x 0.35 is less than 63 in floating point."""
+    for ratio, steps in ((0.35, 63), (0.7, 63), (0.35, 70), (0.7, 1001)):
+        limiter = RatioLimiter(
+            Ratio(updates_per_env_step=ratio, bound=2.0), start=0, updates_per_step=1, steps_per_lane=1, most_lanes=1
+        )
+        made = 0
+        while made < steps:
+            limiter.expect(limiter.env_steps_for(steps - made))
+            if limiter.may_train:
+                limiter.trained()
+                made += 1
+                continue
+            granted = limiter.take()
+            assert granted, "both sides wait"
+            for _ in range(granted):
+                limiter.stored(1, lanes=1)
 
 
 def test_what_arrives_after_the_progress_that_is_saved_counts_after_a_restore() -> None:

@@ -246,6 +246,17 @@ def test_what_a_store_still_holds_is_not_lost(held: Held, expected: dict[str, in
     assert {term: count for term, count in after.counters.items() if count} == {"trained": 60, **expected}
 
 
+def test_a_version_that_is_readable_again_takes_back_what_was_rolled_back() -> None:
+    """Version 80 cannot be read, and training resumes from 50; then it dies, and 80 is there again."""
+    at_50 = resumed_record(page_of(800, 100), saved_at(500), incarnation=2)
+    assert at_50.counters["lost.rolled_back"] == 300
+    at_80 = resumed_record(at_50, saved_at(800), incarnation=3)
+    assert {term: count for term, count in at_80.counters.items() if count} == {
+        "trained": 800,
+        "lost.receiver_died": 100,
+    }
+
+
 def test_a_store_that_holds_more_than_the_ledger_counts_is_refused() -> None:
     with pytest.raises(LedgerError, match="holds 1 transitions more than the ledger counts"):
         resumed_record(page_of(100, 30), saved_at(60), held=Held(untrained=31, trained_since=40))
@@ -253,8 +264,13 @@ def test_a_store_that_holds_more_than_the_ledger_counts_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("saved", "expected"),
-    [(None, 2), (saved_at(40, incarnation=2), 2), (saved_at(41, incarnation=2), None)],
-    ids=["no checkpoint", "an older checkpoint", "a newer checkpoint"],
+    [
+        (None, 2),
+        (saved_at(40, incarnation=2), 2),
+        (saved_at(41, incarnation=2), None),
+        (saved_at(41, incarnation=1), None),
+    ],
+    ids=["no checkpoint", "an older checkpoint", "a newer checkpoint", "a checkpoint that was rolled back"],
 )
 def test_whether_the_page_knows_all_that_the_former_life_did(
     tmp_path: Path, saved: dict[str, Any] | None, expected: int | None

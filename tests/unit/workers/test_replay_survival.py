@@ -286,6 +286,19 @@ def test_a_store_without_its_ledger_page_is_not_used_nor_the_reverse(name: str, 
         life.work()
 
 
+def test_a_store_that_holds_more_than_the_ledger_counts_is_given_up(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    before = after_training(run)
+    with LedgerPage.open(tmp_path / "ledger" / "trainer-0.page", "trainer", 0) as page:
+        page.update(in_buffer=-10, **{"dropped.stale": 10})
+    for _ in range(2):
+        with run.live() as life:
+            assert life.counters["trained"] == before["trained"]
+            assert life.counters["lost.receiver_died"] == before["in_buffer"] - 10
+            life.check()
+            assert life.store.segments.num_transitions == 0
+
+
 def test_a_store_for_which_the_disk_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -128,6 +128,8 @@ class ReplayExperience(Experience):
         """The newest version for which credits were granted."""
         self._room = 0
         self._closed = False
+        self._is_kept = False
+        """Whether a later life uses the store, once it is closed."""
         self._age: float | None = None
         """Mean number of env steps that were stored after the transitions of the last draw."""
 
@@ -267,13 +269,14 @@ class ReplayExperience(Experience):
             self._closed = True
             self._changed.notify_all()
             self._store_turn()
-            if run_ended or not self._store.outlives:
+            self._is_kept = self._store.outlives and not run_ended
+            if not self._is_kept:
                 self._store.file.remove()  # first: no later life may find what counts as dropped
                 self._ledger.dropped("end_of_run", self._segments.count_untrained())
 
     @override
     def sync(self) -> None:
-        if self._store.outlives:
+        if self._is_kept:
             self._store.file.close()
 
     @override

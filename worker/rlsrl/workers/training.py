@@ -384,6 +384,7 @@ class TrainingThread:
         self._learner.count_env_steps(self._progress.env_steps - before)
         self._look_ahead()
         if self._settings.cadence.report.check():
+            self._report()
             self._context.report_stats(_scalars(self._progress, self._experience, self._context.metrics))
 
     def _count_gathered(self, batch: TrainingBatch, **values: float) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ _MAGIC = b"rlsrlrp1"
 _HEADER = struct.Struct("<8s32s36sqqB")
 """Magic, digest of the layout, the machine's boot, the owner's incarnation and the one before, 1 if it was closed."""
 _HEADER_BYTES = 4096
+_SLICE_BYTES = 64 * 1024**2
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -66,6 +67,7 @@ class StoreFile:
         former = owner if former is None or why_empty else former
         header = _HEADER.pack(_MAGIC, _digest(layout), _boot(), owner, former, False)
         memory[: len(header)] = header
+        memory.flush(0, _HEADER_BYTES)  # before the owner writes: the disk may not say that it is closed
         return cls(path, memory, why_empty=why_empty)
 
     @property
@@ -75,7 +77,8 @@ class StoreFile:
 
     def close(self) -> None:
         """Wait until the disk has all of it: it survives a loss of power then."""
-        self._memory.flush()
+        for start in range(0, len(self._memory), _SLICE_BYTES):  # each call holds the interpreter lock
+            self._memory.flush(start, min(_SLICE_BYTES, len(self._memory) - start))
         self._memory[_HEADER.size - 1] = True
         self._memory.flush(0, _HEADER_BYTES)
 

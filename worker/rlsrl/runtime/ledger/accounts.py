@@ -141,6 +141,8 @@ class TrainerLedger(ConsumerAccount):
         record = self._page.record
         if self._page.is_new or (saved and _is_older(record, saved)):
             return None
+        if saved and saved["counters"]["trained"] > record.counters["trained"]:
+            return None  # a later checkpoint, whose training an earlier resumption had undone in the store
         return record.incarnation
 
     def resume(
@@ -335,13 +337,14 @@ def resumed_record(
             marks={int(index): Mark(*mark) for index, mark in saved["marks"].items()},
             restored=True,
         )
-    held = held or Held(untrained=0, trained_since=0)
     undone = base.counters["trained"] - trained
-    rolled_back = max(undone - held.trained_since, 0)
-    kept = held.untrained + held.trained_since
-    died = undone + base.counters["in_buffer"] - rolled_back - kept
-    if died < 0:
-        raise LedgerError(f"the replay store holds {-died} transitions more than the ledger counts")
+    rolled_back, died, kept = undone, base.counters["in_buffer"], 0
+    if held is not None:
+        rolled_back = max(undone - held.trained_since, 0)
+        kept = held.untrained + held.trained_since
+        died += undone - rolled_back - kept
+        if died < 0:
+            raise LedgerError(f"the replay store holds {-died} transitions more than the ledger counts")
     return replace(
         base.count(
             trained=-undone,

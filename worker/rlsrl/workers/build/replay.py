@@ -19,7 +19,6 @@ from rlsrl.data.slots import SlotLayout
 from rlsrl.data.specs import Arrays
 from rlsrl.parameters.protocols import TrainerState
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.streams.protocols import SampleConsumer
 from rlsrl.workers.build.common import derived_seed
 from rlsrl.workers.context import WorkerContext
@@ -28,9 +27,11 @@ from rlsrl.workers.replay_experience import Drawing, ReplayExperience, ReplaySto
 
 
 def open_store(
-    config: TrainerConfig, context: WorkerContext, state: TrainerState | None, slot: SlotLayout, ledger: TrainerLedger
+    config: TrainerConfig, context: WorkerContext, state: TrainerState | None, slot: SlotLayout, *, former: int | None
 ) -> ReplayStore | None:
     """Open a rank's store, before ``TrainerLedger.resume``; None if nothing is replayed.
+
+    ``former``: the incarnation whose store may be used, see ``TrainerLedger.former_life``.
 
     Raises:
         ConfigurationError: the disk has no room for it.
@@ -41,9 +42,8 @@ def open_store(
     assert settings is not None, "the algorithm replays"
     layout = replay_layout(config.environment, slot, capacity=settings.capacity)
     path = Path(replay.folder) / f"{context.role}-{context.index}{SUFFIX}"
-    saved = None if state is None else state.values["ledgers"][context.index]
     try:
-        file = StoreFile.open(path, layout, former=ledger.former_life(saved), owner=context.incarnation)
+        file = StoreFile.open(path, layout, former=former, owner=context.incarnation)
     except OSError as error:
         free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
         raise ConfigurationError(

@@ -24,7 +24,7 @@ from rlsrl.policies.export import check_export
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError, RunDamaged
 from rlsrl.runtime.frequency import FrequencyControl
-from rlsrl.runtime.ledger import PageRecord, TrainerLedger
+from rlsrl.runtime.ledger import LedgerError, PageRecord, TrainerLedger
 from rlsrl.streams.protocols import SampleConsumer
 from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, spec_of_environments, torch_policy
 from rlsrl.workers.build.compile_child import request_for
@@ -186,15 +186,18 @@ def _resumed_ledger(
     resources.callback(page.close)
     ledger = TrainerLedger(page)
     saved = ledgers[context.index] if context.index < len(ledgers) else None
-    store = open_store(config, context, state, layout, ledger)
-    ledger.resume(
-        saved,
-        incarnation=context.incarnation,
-        held=None if store is None else store.held,
-        keeps=store is not None and store.outlives,
-    )
-    if store is not None:
-        store.forget_training()
+    store = open_store(config, context, state, layout, former=ledger.former_life(saved))
+    if store is None:
+        ledger.resume(saved, incarnation=context.incarnation)
+        return ledger, None
+    try:
+        ledger.resume(saved, incarnation=context.incarnation, held=store.held, keeps=store.outlives)
+    except LedgerError as error:  # a run without what it had stored is better than one that cannot start
+        context.log.warning("replay_store_unusable", why=str(error))
+        store = open_store(config, context, state, layout, former=None)
+        assert store is not None, "opened before"
+        ledger.resume(saved, incarnation=context.incarnation, keeps=store.outlives)
+    store.forget_training()
     return ledger, store
 
 
