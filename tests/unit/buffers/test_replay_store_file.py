@@ -42,7 +42,7 @@ def start_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_new_file_has_zeros(path: Path) -> None:
     file = StoreFile.open(path, LAYOUT, former=OWNER, owner=OWNER + 1)
-    assert file.why_empty == "there is none"
+    assert file.why_empty == "no store was left"
     assert len(file.content) == LAYOUT.nbytes
     assert not any(file.content)
     assert path.stat().st_mode & 0o077 == 0
@@ -105,4 +105,4 @@ def test_a_removed_file_can_still_be_used_by_its_process(path: Path) -> None:
     file.remove()
     file.remove()
     file.content[:4] = b"kept"
-    assert StoreFile.open(path, LAYOUT, former=OWNER, owner=OWNER + 1).why_empty == "there is none"
+    assert StoreFile.open(path, LAYOUT, former=OWNER, owner=OWNER + 1).why_empty == "no store was left"

@@ -20,9 +20,9 @@ from rlsrl.buffers.replay.rows import rows_of
 from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.testing.replay import SlotSource, open_replay_store
+from rlsrl.testing.replay import SlotSource, empty_replay_store
 from rlsrl.testing.waiting import DEADLINE_SECONDS
-from rlsrl.workers.experience import Pace, TrainingBatch
+from rlsrl.workers.experience import TrainingBatch
 from rlsrl.workers.progress import Progress, StopConditions
 from rlsrl.workers.replay_experience import Drawing, ReplayBatch, ReplayExperience
 
@@ -54,7 +54,7 @@ class Bench:
         self, folder: Path, *, ratio: float = 0.5, start: int = 20, capacity: int = 60, lanes_in_turn: int | None = None
     ) -> None:
         self.source = SlotSource(num_steps=STEPS, num_lanes=LANES)
-        store = open_replay_store(folder, ReplayLayout.of(self.source.layout, capacity=capacity))
+        store = empty_replay_store(folder, ReplayLayout.of(self.source.layout, capacity=capacity))
         self.segments = store.segments
         self.ledger = Counts()
         self.granted: list[tuple[int, Version, int]] = []
@@ -71,9 +71,7 @@ class Bench:
                 most_lanes=LANES,
                 lanes_in_turn=lanes_in_turn,
             ),
-            drawing=Drawing(
-                updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9, in_turn=lanes_in_turn is not None
-            ),
+            drawing=Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9),
             grant=lambda *arguments: self.granted.append(arguments),
             ledger=self.ledger,
         )
@@ -273,7 +271,7 @@ def test_another_pace_counts_from_now_on(make_bench: Callable[..., Bench]) -> No
     assert figures["train_steps_behind"] == due - UPDATES
     assert figures["replay_transitions"] == bench.segments.num_transitions
     assert 0 < figures["replay_age"] < stored
-    bench.experience.tune(Pace(updates_per_env_step=2.0, most_updates_behind=1))
+    bench.experience.tune(Ratio(updates_per_env_step=2.0, bound=1.0))
     assert bench.experience.figures()["train_steps_behind"] == due - UPDATES
     assert bench.experience.figures()["train_steps_behind_limit"] == UPDATES + 2.0 * STEPS * LANES, (
         "else both could wait"
@@ -281,7 +279,7 @@ def test_another_pace_counts_from_now_on(make_bench: Callable[..., Bench]) -> No
     bench.gather()
     behind = due - UPDATES + 2.0 * (bench.inserted - stored)
     assert bench.experience.figures()["train_steps_behind"] == behind
-    bench.experience.tune(Pace(updates_per_env_step=0.1, most_updates_behind=1000))
+    bench.experience.tune(Ratio(updates_per_env_step=0.1, bound=1000.0))
     assert bench.experience.figures() == {**bench.experience.figures(), "train_steps_behind_limit": 1000.0}
 
 

@@ -22,7 +22,7 @@ from rlsrl.policies.build import build_network
 from rlsrl.policies.networks import MlpActionValues
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.q_learning import QLearning
-from rlsrl.testing.replay import SlotSource, open_replay_store
+from rlsrl.testing.replay import SlotSource, empty_replay_store
 from rlsrl.workers.replay_experience import Drawing, ReplayExperience
 
 NUM_STATES, DISCOUNT = 5, 0.9
@@ -78,7 +78,7 @@ def test_it_finds_the_exact_values_where_most_episodes_are_cut(tmp_path: Path) -
     )
     policy = TorchPolicy(network, source.env_spec, outputs="actionValues")
     layout = ReplayLayout.of(source.layout, capacity=2000)
-    store = open_replay_store(tmp_path, layout)
+    store = empty_replay_store(tmp_path, layout)
     segments = store.segments
 
     class Ledger:

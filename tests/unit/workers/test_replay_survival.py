@@ -268,7 +268,7 @@ def test_a_pod_that_ends_drops_what_it_held(tmp_path: Path) -> None:
     assert before["dropped.end_of_run"] > 0
     with run.live() as life:
         life.check()
-        assert life.store.file.why_empty == "there is none"
+        assert life.store.file.why_empty == "no store was left"
         assert life.counters == before
 
 

@@ -85,20 +85,10 @@ class Lane:
         }
 
 
-def open_replay_store(
-    folder: Path,
-    layout: ReplayLayout,
-    *,
-    former: int | None = None,
-    owner: int = 0,
-    step: int = 0,
-    env_steps: int = 0,
-    outlives: bool = True,
-) -> ReplayStore:
-    """Return the store in that folder, see ``StoreFile.open`` and ``ReplayStore``."""
-    file = StoreFile.open(folder / f"trainer-0{SUFFIX}", layout, former=former, owner=owner)
-    segments = Segments(layout, file.content, env_steps=env_steps)
-    return ReplayStore(segments=segments, file=file, outlives=outlives, step=step, env_steps=env_steps)
+def empty_replay_store(folder: Path, layout: ReplayLayout) -> ReplayStore:
+    """Return an empty store with a file in that folder."""
+    file = StoreFile.open(folder / f"trainer-0{SUFFIX}", layout, former=None, owner=0)
+    return ReplayStore(segments=Segments(layout, file.content), file=file, outlives=True, step=0, env_steps=0)
 
 
 class SlotSource:

@@ -11,6 +11,7 @@ from typing_extensions import override
 from rlsrl.algorithms.learner import StepResult
 from rlsrl.buffers.fifo import Discard, FifoBuffer
 from rlsrl.buffers.limiter import RateLimiter
+from rlsrl.buffers.replay.ratio import Ratio
 from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays
@@ -45,16 +46,6 @@ class TrainingBatch:
     """Transitions that count as gathered with this step."""
     episodes: EndedEpisodes
     """The episodes that count as ended with this step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """How often training replays, and how far it may be behind."""
-
-    updates_per_env_step: float
-    """Minibatches for each transition that is gathered."""
-    most_updates_behind: int
-    """The most minibatches by which training may be behind. Less than ``RatioLimiter.least_bound`` counts as that."""
 
 
 class Experience(Protocol):
@@ -105,8 +96,11 @@ class Experience(Protocol):
     def sync(self) -> None:
         """Make durable what a later life trains on, after the ledger has ended."""
 
-    def tune(self, pace: Pace | None) -> None:
-        """Keep another pace from now on; None where nothing is replayed."""
+    def tune(self, ratio: Ratio | None) -> None:
+        """Keep another ratio from now on; None where nothing is replayed.
+
+        A bound below ``RatioLimiter.least_bound`` counts as that.
+        """
 
     def figures(self) -> Mapping[str, float]:
         """Return numbers for the learning curve and the metrics, of a replay store and its pace. On policy none."""
@@ -213,7 +207,7 @@ class OnPolicyExperience(Experience):
         """Nothing is left for a later life."""
 
     @override
-    def tune(self, pace: Pace | None) -> None:
+    def tune(self, ratio: Ratio | None) -> None:
         """Nothing follows: training keeps pace by its batches."""
 
     @override

@@ -22,7 +22,7 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import Held
-from rlsrl.workers.experience import Experience, Pace, TrainingBatch, TrainingLedger
+from rlsrl.workers.experience import Experience, TrainingBatch, TrainingLedger
 from rlsrl.workers.progress import Progress, StopConditions
 
 
@@ -41,8 +41,6 @@ class Drawing:
     """Rewards are clipped to [-reward_clip, reward_clip]."""
     seed: int = 0
     """Decides the draws of each training step."""
-    in_turn: bool = False
-    """Whether gathering and training take turns. Then slots are stored in the order of their credits: runs repeat."""
 
     @property
     def num_rows(self) -> int:
@@ -136,7 +134,7 @@ class ReplayExperience(Experience):
     @override
     def receive(self, slots: Sequence[Slot], *, oldest_outstanding: int | None) -> None:
         del oldest_outstanding  # a dead producer's credits go to others
-        if self._drawing.in_turn:
+        if self._limiter.takes_turns:
             self._receive_in_turn(slots)
             return
         for slot in slots:
@@ -280,12 +278,11 @@ class ReplayExperience(Experience):
             self._store.file.close()
 
     @override
-    def tune(self, pace: Pace | None) -> None:
-        assert pace is not None, "transitions are replayed"
+    def tune(self, ratio: Ratio | None) -> None:
+        assert ratio is not None, "transitions are replayed"
         with self._changed:
-            least = self._limiter.least_bound(pace.updates_per_env_step)
-            bound = max(float(pace.most_updates_behind), least)
-            self._limiter.tune(Ratio(updates_per_env_step=pace.updates_per_env_step, bound=bound))
+            least = self._limiter.least_bound(ratio.updates_per_env_step)
+            self._limiter.tune(replace(ratio, bound=max(ratio.bound, least)))
 
     @override
     def figures(self) -> Mapping[str, float]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rlsrl.algorithms.learner import Learner, StepResult
 from rlsrl.algorithms.schedules import Scheduled
+from rlsrl.buffers.replay.ratio import Ratio
 from rlsrl.data.episodes import EndedEpisodes, info_scalars
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters, TrainerState
@@ -23,7 +24,7 @@ from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
-from rlsrl.workers.experience import Experience, Pace, TrainingBatch
+from rlsrl.workers.experience import Experience, TrainingBatch
 from rlsrl.workers.gang import Gang
 from rlsrl.workers.progress import ENV_STEPS, Progress, SkipWindow, StopConditions
 from rlsrl.workers.status import NO_MORE_SAMPLES
@@ -63,7 +64,7 @@ class TrainingSettings:
     learning_rate: Scheduled
     coefficients: Mapping[str, Scheduled]
     """Coefficients of the loss, by name."""
-    pace: Pace | None = None
+    ratio: Ratio | None = None
     """None where nothing is replayed."""
     store_request: str | None = None
     """A version is stored when this changes to another text."""
@@ -312,7 +313,7 @@ class TrainingThread:
         """Use new settings, on all ranks between the same two steps."""
         self._settings = settings
         self._learner.adopt(settings.learning_rate, settings.coefficients)
-        self._experience.tune(settings.pace)
+        self._experience.tune(settings.ratio)
         self._context.log.info("tuned", step=self._version.step, **self._experience.figures())
         self._take_store_request()
         self._look_ahead()

@@ -90,6 +90,11 @@ class RatioLimiter:
         return self._ratio.bound
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether lanes are gathered while training waits, and training goes on while none is gathered."""
+        return self._lanes_in_turn is not None
+
+    @property
     def debt(self) -> float:
         """Updates due and not made."""
         return self._due(self._stored) - self._updates

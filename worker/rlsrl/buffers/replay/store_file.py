@@ -90,7 +90,7 @@ class StoreFile:
 def _why_unusable(descriptor: int, layout: ReplayLayout, former: int | None, num_bytes: int) -> str | None:
     header = os.pread(descriptor, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
     if not header.strip(b"\0"):
-        return "there is none"
+        return "no store was left"
     magic, digest, boot, *owners, is_closed = _HEADER.unpack(header)
     if magic != _MAGIC or os.fstat(descriptor).st_size != num_bytes or digest != _digest(layout):
         return "the spec asks for another one"

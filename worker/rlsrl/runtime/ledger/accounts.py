@@ -161,7 +161,7 @@ class TrainerLedger(ConsumerAccount):
         Args:
             saved: What ``snapshot`` returned for the checkpoint.
             incarnation: That of the new life.
-            held: What the store of ``former_life`` still holds: it is not lost. None: there is none.
+            held: What the store of ``former_life`` still holds: it is not lost. None: nothing.
             keeps: Whether what this life holds will outlive it.
 
         Raises:

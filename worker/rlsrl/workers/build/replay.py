@@ -22,7 +22,7 @@ from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.streams.protocols import SampleConsumer
 from rlsrl.workers.build.common import derived_seed
 from rlsrl.workers.context import WorkerContext
-from rlsrl.workers.experience import Pace, TrainingLedger
+from rlsrl.workers.experience import TrainingLedger
 from rlsrl.workers.replay_experience import Drawing, ReplayExperience, ReplayStore
 
 
@@ -77,7 +77,7 @@ def replay_experience(
     settings, segments = config.algorithm.chosen.replay, store.segments
     assert settings is not None, "the algorithm replays"
     limiter = RatioLimiter(
-        Ratio(updates_per_env_step=replay.updates_per_env_step, bound=replay.most_updates_behind),
+        ratio_of(replay),
         start=settings.start,
         updates_per_step=replay.updates_per_step,
         steps_per_lane=config.rollout_length,
@@ -96,11 +96,9 @@ def replay_experience(
     )
 
 
-def pace_of(config: TrainerConfig) -> Pace | None:
-    """Return the pace of training; None where nothing is replayed."""
-    if (replay := config.replay) is None:
-        return None
-    return Pace(updates_per_env_step=replay.updates_per_env_step, most_updates_behind=replay.most_updates_behind)
+def ratio_of(replay: ReplayConfig) -> Ratio:
+    """Return the ratio of training to gathering."""
+    return Ratio(updates_per_env_step=replay.updates_per_env_step, bound=replay.most_updates_behind)
 
 
 def drawing_of(config: TrainerConfig, replay: ReplayConfig) -> Drawing:
@@ -114,7 +112,6 @@ def drawing_of(config: TrainerConfig, replay: ReplayConfig) -> Drawing:
         discount=settings.discount,
         reward_clip=settings.reward_clip,
         seed=derived_seed(config.seed, "draws"),
-        in_turn=replay.lanes_in_turn is not None,
     )
 
 
