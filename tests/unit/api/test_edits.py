@@ -93,6 +93,53 @@ def test_edits_have_the_values_before_and_after(overrides: list[str], expected: 
     assert [(edit.path, edit.before, edit.after) for edit in found] == expected
 
 
+CUSTOM = {"factory": "a:b", "needs": {"minibatchSize": 64}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "path"),
+    [
+        ({"ppo": {}}, {"vtrace": {}}, "vtrace"),
+        ({"vtrace": {}}, {"ppo": {"epochs": 2}}, "ppo"),
+        ({"ppo": {}}, {"custom": CUSTOM}, "custom"),
+        ({"custom": CUSTOM}, {"custom": {**CUSTOM, "needs": {**CUSTOM["needs"], "replay": {}}}}, "custom.needs.replay"),
+        (
+            {"custom": CUSTOM},
+            {"custom": {**CUSTOM, "needs": {**CUSTOM["needs"], "outputs": "policy"}}},
+            "custom.needs.outputs",
+        ),
+    ],
+)
+def test_another_algorithm_is_another_experiment(before: Any, after: Any, path: str) -> None:
+    """What a trainer resumes from fits its algorithm alone."""
+    documents = [minimal(), minimal()]
+    for document, algorithm in zip(documents, (before, after), strict=True):
+        document["spec"]["algorithm"] = algorithm
+        if "replay" in algorithm.get("custom", {}).get("needs", {}):
+            document["spec"]["pacing"] = {"trainStepsPerEnvStep": 1}
+    found = {edit.path: edit.effect for edit in edits(*map(load, documents))}
+    assert found[f"spec.algorithm.{path}"] == "refuse"
+    assert faults(SCHEMA, as_sent(documents[1]), as_sent(documents[0]))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "effect"),
+    [
+        ({"ppo": {}}, {"ppo": {"epochs": 2}}, "gang"),
+        ({"ppo": {}}, {"ppo": {"learningRate": 0.5}}, "live"),
+        ({"custom": CUSTOM}, {"custom": {**CUSTOM, "factory": "a:c"}}, "gang"),
+        ({"custom": CUSTOM}, {"custom": {**CUSTOM, "discount": 0.5}}, "gang"),
+    ],
+)
+def test_settings_of_the_same_algorithm_may_be_edited(before: Any, after: Any, effect: str) -> None:
+    documents = [minimal(), minimal()]
+    for document, algorithm in zip(documents, (before, after), strict=True):
+        document["spec"]["algorithm"] = algorithm
+    (edit,) = edits(*map(load, documents))
+    assert edit.effect == effect
+    assert not faults(SCHEMA, as_sent(documents[1]), as_sent(documents[0]))
+
+
 def test_the_api_server_refuses_the_same_edits_except_in_fields_it_cannot_compare() -> None:
     """Replace generated documents by each other."""
     documents = [variation(random.Random(seed)) for seed in range(40)]

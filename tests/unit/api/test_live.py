@@ -75,6 +75,26 @@ def test_the_number_of_workers_is_live() -> None:
     assert settings_of(one.actor) == {}
 
 
+NEEDS = {"minibatchSize": 64, "outputs": "actionValues", "replay": {"capacity": 5000}}
+
+
+@pytest.mark.parametrize("max_policy_lag", [0, 1])
+@pytest.mark.parametrize("environments", [{"environments": 12}, {"environmentsPerActor": 6}])
+def test_a_trainer_that_replays_stays_whatever_the_number_of_actors(
+    environments: dict[str, int], max_policy_lag: int
+) -> None:
+    """Its store would be lost with the pod."""
+    algorithm = {"custom": {"factory": "a:b", "needs": NEEDS}}
+    pacing = {"trainStepsPerEnvStep": 0.5, "maxPolicyLag": max_policy_lag}
+    two, three = (
+        resolved(actors={"replicas": number, **environments}, algorithm=algorithm, pacing=pacing).trainer
+        for number in (2, 3)
+    )
+    assert two.replay != three.replay
+    assert name_of(two) == name_of(three)
+    assert with_settings(two, settings_of(three)) == three
+
+
 BATCH = {"trainers": {"batchEnvironments": 8}}
 
 

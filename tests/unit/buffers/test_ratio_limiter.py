@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rlsrl.buffers.replay.ratio import Ratio, RatioLimiter
+from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
 
 RATIOS = st.sampled_from([0.001, 0.01, 0.25, 0.35, 0.5, 0.7, 1.0, 3.0, 17.0, 100.0])
 EPSILON = 1e-6
@@ -44,22 +44,20 @@ class RatioMachine(RuleBasedStateMachine):
         self.take()
 
     def made(self) -> RatioLimiter:
-        settings = self.settings(self.ratio)
-        return RatioLimiter(
-            settings,
-            start=self.start,
-            updates_per_step=self.k,
-            steps_per_lane=self.steps,
-            most_lanes=self.widest,
-            lanes_in_turn=self.lanes_in_turn,
-        )
+        pace = self.pace(self.ratio)
+        return RatioLimiter(pace, start=self.start, updates_per_step=self.k, steps_per_lane=self.steps)
 
     @property
     def lanes_in_turn(self) -> int | None:
         return None
 
-    def settings(self, ratio: float) -> Ratio:
-        return Ratio(updates_per_env_step=ratio, bound=self.k + self.steps * self.widest * ratio + self.slack)
+    def pace(self, ratio: float) -> Pace:
+        return Pace(
+            updates_per_env_step=ratio,
+            bound=self.k + self.steps * self.widest * ratio + self.slack,
+            most_lanes=self.widest,
+            lanes_in_turn=self.lanes_in_turn,
+        )
 
     @property
     def stored(self) -> int:
@@ -75,7 +73,7 @@ class RatioMachine(RuleBasedStateMachine):
 
     @property
     def bound(self) -> float:
-        return self.settings(self.ratio).bound
+        return self.pace(self.ratio).bound
 
     def take(self) -> None:
         self.limiter.expect(None if self.steps_left is None else self.limiter.env_steps_for(self.steps_left))
@@ -104,10 +102,11 @@ class RatioMachine(RuleBasedStateMachine):
         assert self.in_store >= max(self.start, 1)
         self.take()
 
-    @rule(ratio=RATIOS)
-    def is_tuned(self, ratio: float) -> None:
-        self.ratio = ratio
-        self.limiter.tune(self.settings(ratio))
+    @rule(ratio=RATIOS, widest=st.integers(1, 5))
+    def is_tuned(self, ratio: float, widest: int) -> None:
+        """Actors are added, too, or end: those that go on have slots of another width."""
+        self.ratio, self.widest = ratio, widest
+        self.limiter.tune(self.pace(ratio))
         self.take()
 
     @rule(steps=st.integers(0, 5) | st.none())
@@ -167,8 +166,8 @@ class RatioMachine(RuleBasedStateMachine):
 class BoundedMachine(RatioMachine):
     """Without changes of the ratio and crashes, and so without a debt that was there before: gathering is bounded."""
 
-    @rule(ratio=RATIOS)
-    def is_tuned(self, ratio: float) -> None: ...
+    @rule(ratio=RATIOS, widest=st.integers(1, 5))
+    def is_tuned(self, ratio: float, widest: int) -> None: ...
 
     @precondition(lambda self: False)
     @rule(share=st.floats(0, 1))
@@ -229,10 +228,13 @@ def gathered(limiter: RatioLimiter, *, steps_of_a_slot: int = 8) -> tuple[int, i
         stored, granted = stored + steps_of_a_slot, granted - 2
 
 
-def limiter_of(ratio: Ratio, *, lanes_in_turn: int | None = None) -> RatioLimiter:
-    return RatioLimiter(
-        ratio, start=100, updates_per_step=4, steps_per_lane=4, most_lanes=2, lanes_in_turn=lanes_in_turn
-    )
+def limiter_of(ratio: float, *, bound: float, lanes_in_turn: int | None = None) -> RatioLimiter:
+    pace = pace_of(ratio, bound=bound, lanes_in_turn=lanes_in_turn)
+    return RatioLimiter(pace, start=100, updates_per_step=4, steps_per_lane=4)
+
+
+def pace_of(ratio: float, *, bound: float, lanes_in_turn: int | None = None) -> Pace:
+    return Pace(updates_per_env_step=ratio, bound=bound, most_lanes=2, lanes_in_turn=lanes_in_turn)
 
 
 @pytest.mark.parametrize("ratio", [0.001, 0.3, 1.0, 100.0])
@@ -241,7 +243,7 @@ def limiter_of(ratio: Ratio, *, lanes_in_turn: int | None = None) -> RatioLimite
 def test_in_the_end_there_are_as_many_updates_as_the_ratio_says(
     ratio: float, steps_of_a_slot: int, lanes_in_turn: int | None
 ) -> None:
-    limiter = limiter_of(Ratio(updates_per_env_step=ratio, bound=4 + 8 * ratio), lanes_in_turn=lanes_in_turn)
+    limiter = limiter_of(ratio, bound=4 + 8 * ratio, lanes_in_turn=lanes_in_turn)
     end = round(10_001 / ratio**0.5)
     limiter.expect(end)
     stored, updates = gathered(limiter, steps_of_a_slot=steps_of_a_slot)
@@ -253,7 +255,7 @@ def test_rounding_does_not_stop_a_run_before_its_last_training_step() -> None:
     """180 x 0.35 is less than 63 in floating point."""
     for ratio, steps in ((0.35, 63), (0.7, 63), (0.35, 70), (0.7, 1001)):
         limiter = RatioLimiter(
-            Ratio(updates_per_env_step=ratio, bound=2.0), start=0, updates_per_step=1, steps_per_lane=1, most_lanes=1
+            Pace(updates_per_env_step=ratio, bound=2.0, most_lanes=1), start=0, updates_per_step=1, steps_per_lane=1
         )
         made = 0
         while made < steps:
@@ -269,11 +271,10 @@ def test_rounding_does_not_stop_a_run_before_its_last_training_step() -> None:
 
 
 def test_what_arrives_after_the_progress_that_is_saved_counts_after_a_restore() -> None:
-    ratio = Ratio(updates_per_env_step=0.5, bound=100.0)
-    limiter = limiter_of(ratio)
+    limiter = limiter_of(0.5, bound=100.0)
     limiter.stored(140, lanes=limiter.take())
     state = limiter.state_dict(120)
-    restored = limiter_of(ratio)
+    restored = limiter_of(0.5, bound=100.0)
     restored.load_state_dict(state, stored=0, held=0)
     assert (restored.debt, limiter.debt) == (10.0, 20.0)
     restored.expect(140)
@@ -281,15 +282,15 @@ def test_what_arrives_after_the_progress_that_is_saved_counts_after_a_restore() 
 
 
 @pytest.mark.parametrize(
-    ("ratio", "message"),
+    ("pace", "message"),
     [
-        (Ratio(updates_per_env_step=0.0, bound=100.0), "updates_per_env_step is 0.0, and must be above 0"),
-        (Ratio(updates_per_env_step=2.0, bound=19.9), "bound is 19.9 updates; it must be at least 20.0: the 4 of a tr"),
+        (pace_of(0.0, bound=100.0), "updates_per_env_step is 0.0, and must be above 0"),
+        (pace_of(2.0, bound=19.9), "bound is 19.9 updates; it must be at least 20.0: the 4 of a tr"),
     ],
 )
-def test_ratios_with_which_both_sides_could_wait_are_refused(ratio: Ratio, message: str) -> None:
+def test_paces_with_which_both_sides_could_wait_are_refused(pace: Pace, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        limiter_of(ratio)
-    limiter = limiter_of(Ratio(updates_per_env_step=1.0, bound=20.0))
+        limiter_of(pace.updates_per_env_step, bound=pace.bound)
+    limiter = limiter_of(1.0, bound=20.0)
     with pytest.raises(ValueError, match=message):
-        limiter.tune(ratio)
+        limiter.tune(pace)

@@ -15,7 +15,7 @@ import pytest
 from rlsrl.algorithms.learner import StepResult
 from rlsrl.buffers.replay.draws import UniformDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
-from rlsrl.buffers.replay.ratio import Ratio, RatioLimiter
+from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
 from rlsrl.buffers.replay.rows import rows_of
 from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.version import Version
@@ -64,12 +64,15 @@ class Bench:
             store=store,
             draws=UniformDraws(self.segments),
             limiter=RatioLimiter(
-                Ratio(updates_per_env_step=ratio, bound=UPDATES + 2 * STEPS * LANES * ratio),
+                Pace(
+                    updates_per_env_step=ratio,
+                    bound=UPDATES + 2 * STEPS * LANES * ratio,
+                    most_lanes=LANES,
+                    lanes_in_turn=lanes_in_turn,
+                ),
                 start=start,
                 updates_per_step=UPDATES,
                 steps_per_lane=STEPS,
-                most_lanes=LANES,
-                lanes_in_turn=lanes_in_turn,
             ),
             drawing=Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9),
             grant=lambda *arguments: self.granted.append(arguments),
@@ -151,7 +154,8 @@ def test_every_transition_is_counted_once_whatever_becomes_of_it(make_bench: Cal
     returns += sum(len(each.episodes.returns) for each in bench.without_rows)
     assert env_steps == bench.inserted
     assert returns == sum(len(each.returns) for each in bench.episodes)
-    bench.experience.close(run_ended=True)
+    bench.experience.close()
+    bench.experience.give_up(run_ended=True)
     assert sum(bench.ledger.terms.values()) == bench.inserted
     assert bench.train() is None
 
@@ -238,7 +242,8 @@ def test_a_turn_that_is_not_complete_is_kept_with_the_store(make_bench: Callable
     bench = make_bench(lanes_in_turn=2 * LANES)
     bench.gather()
     assert bench.segments.num_transitions == 0
-    bench.experience.close(run_ended=False)
+    bench.experience.close()
+    bench.experience.give_up(run_ended=False)
     assert bench.segments.count_untrained() == bench.inserted
     assert bench.ledger.terms.total() == 0
 
@@ -271,7 +276,7 @@ def test_another_pace_counts_from_now_on(make_bench: Callable[..., Bench]) -> No
     assert figures["train_steps_behind"] == due - UPDATES
     assert figures["replay_transitions"] == bench.segments.num_transitions
     assert 0 < figures["replay_age"] < stored
-    bench.experience.tune(Ratio(updates_per_env_step=2.0, bound=1.0))
+    bench.experience.tune(Pace(updates_per_env_step=2.0, bound=1.0, most_lanes=LANES))
     assert bench.experience.figures()["train_steps_behind"] == due - UPDATES
     assert bench.experience.figures()["train_steps_behind_limit"] == UPDATES + 2.0 * STEPS * LANES, (
         "else both could wait"
@@ -279,7 +284,7 @@ def test_another_pace_counts_from_now_on(make_bench: Callable[..., Bench]) -> No
     bench.gather()
     behind = due - UPDATES + 2.0 * (bench.inserted - stored)
     assert bench.experience.figures()["train_steps_behind"] == behind
-    bench.experience.tune(Ratio(updates_per_env_step=0.1, bound=1000.0))
+    bench.experience.tune(Pace(updates_per_env_step=0.1, bound=1000.0, most_lanes=LANES))
     assert bench.experience.figures() == {**bench.experience.figures(), "train_steps_behind_limit": 1000.0}
 
 
@@ -330,7 +335,7 @@ def test_a_waiting_thread_is_woken(what: str, make_bench: Callable[..., Bench]) 
     if what == "slots":
         bench.gather()
     else:
-        bench.experience.close(run_ended=True)
+        bench.experience.close()
     thread.join(DEADLINE_SECONDS / 2)
     assert not thread.is_alive()
     assert (found[0] is not None) == (what == "slots")

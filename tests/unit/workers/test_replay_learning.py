@@ -16,7 +16,7 @@ from rlsrl.algorithms.learner import Learner
 from rlsrl.api.spec import AlgorithmNeeds, CustomAlgorithmSpec, ReplaySpec
 from rlsrl.buffers.replay.draws import UniformDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
-from rlsrl.buffers.replay.ratio import Ratio, RatioLimiter
+from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
 from rlsrl.data.version import Version
 from rlsrl.policies.build import build_network
 from rlsrl.policies.networks import MlpActionValues
@@ -92,8 +92,8 @@ def test_it_finds_the_exact_values_where_most_episodes_are_cut(tmp_path: Path) -
         store=store,
         draws=UniformDraws(segments),
         limiter=RatioLimiter(
-            Ratio(updates_per_env_step=0.5, bound=100.0), start=100, updates_per_step=UPDATES, steps_per_lane=STEPS,
-            most_lanes=LANES,
+            Pace(updates_per_env_step=0.5, bound=100.0, most_lanes=LANES), start=100, updates_per_step=UPDATES,
+            steps_per_lane=STEPS,
         ),
         drawing=Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=1, discount=DISCOUNT),
         grant=lambda lanes, version, room: granted.append(lanes),

@@ -17,6 +17,7 @@ from rlsrl.algorithms.learner import StepResult
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import Placement, cluster_placement, local_placement
 from rlsrl.api.resolve import resolve
+from rlsrl.buffers.replay.ratio import Pace
 from rlsrl.buffers.replay.segments import Segments
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
@@ -26,11 +27,12 @@ from rlsrl.runtime.ledger import LedgerPage
 from rlsrl.testing.contexts import make_context
 from rlsrl.testing.replay import SlotSource
 from rlsrl.workers.build import trainer as build
-from rlsrl.workers.build.replay import replay_experience
+from rlsrl.workers.build.replay import pace_of, replay_experience
 from rlsrl.workers.replay_experience import ReplayBatch, ReplayExperience
 
 STEPS, LANES = 4, 3
 IN_A_SLOT = STEPS * LANES
+START = 24
 EXPERIMENT = """
 apiVersion: rlsrl.dev/v1alpha1
 kind: RLExperiment
@@ -41,7 +43,7 @@ spec:
     custom:
       factory: rlsrl.testing.q_learning:QLearning
       needs: {minibatchSize: 4, outputs: actionValues, replay: {capacity: 120, start: 24, nStep: 2}}
-  actors: {environments: 3, rolloutLength: 4}
+  actors: {environments: 6, replicas: 2, rolloutLength: 4}
   pacing: {trainStepsPerEnvStep: 0.5}
   stop: {envSteps: 1000000}
 """
@@ -105,9 +107,9 @@ class Kills:
 class Run:
     """What outlives a trainer: files, checkpoints, and the actor with its slots."""
 
-    def __init__(self, folder: Path, *, placement: Placement | None = None) -> None:
+    def __init__(self, folder: Path, *, placement: Placement | None = None, max_policy_lag: int = 1) -> None:
         self.folder = folder
-        experiment = load_text(EXPERIMENT)
+        experiment = load_text(EXPERIMENT, overrides=[f"pacing.maxPolicyLag={max_policy_lag}"])
         self.config = resolve(experiment, placement or local_placement("uid", folder)).trainer
         self.source = SlotSource(num_steps=STEPS, num_lanes=LANES)
         self.state: TrainerState | None = None
@@ -116,6 +118,21 @@ class Run:
         """Posted, and not acknowledged."""
         self.taken = 0
         """Transitions that a ledger has counted."""
+        self.replay = self.config.replay
+        """With the present pace."""
+        self.dues = [0.0]
+        """The updates due after each env step that was stored."""
+
+    def count_stored(self, env_steps: int) -> None:
+        """Each env step since the last call has the present ratio."""
+        assert self.replay is not None
+        while len(self.dues) <= env_steps:
+            self.dues.append(self.dues[-1] + self.replay.updates_per_env_step * (len(self.dues) > START))
+
+    def live_edit(self, ratio: float) -> Pace:
+        assert self.replay is not None
+        self.replay = self.replay.model_copy(update={"updates_per_env_step": ratio, "most_updates_behind": 1000})
+        return pace_of(self.replay)
 
     @contextmanager
     def live(self) -> Iterator[Life]:
@@ -129,7 +146,7 @@ class Life:
 
     def __init__(self, run: Run, resources: ExitStack) -> None:
         config, state = run.config, run.state
-        assert config.replay is not None
+        assert run.replay is not None
         self._run = run
         context = make_context("trainer", run.folder / "ledger", incarnation=run.lives)
         self.ledger, store = build._resumed_ledger(config, context, state, run.source.layout, resources)
@@ -137,11 +154,14 @@ class Life:
         self.store = store
         self.lanes = 0
         consumer: Any = SimpleNamespace(grant=self._grant)
-        self.experience = replay_experience(config, config.replay, state, store, consumer, self.ledger)
+        self.experience = replay_experience(config, run.replay, state, store, consumer, self.ledger)
         self.env_steps = 0 if state is None else int(state.values["progress"])
         self.step = 0 if state is None else state.version.step
         if state is None:
             self.save()
+        assert run.state is not None
+        run.dues = list(run.state.values["dues"])
+        run.count_stored(store.segments.env_steps)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -175,26 +195,30 @@ class Life:
             "ledgers": [self.ledger.snapshot()],
             "limiter": self.experience.limiter_state(self.env_steps),
             "progress": self.env_steps,
+            "dues": self._run.dues[: self.env_steps + 1],
         }
         self._run.state = TrainerState(version=Version(self._run.lives, self.step), arrays={}, values=values)
 
     def end(self, *, run_ended: bool) -> None:
-        self.experience.close(run_ended=run_ended)
+        self.experience.close()
         self.save()
+        self.experience.give_up(run_ended=run_ended)
         self.ledger.end()
         self.experience.sync()
 
     def _gather(self) -> None:
-        run = self._run
+        run, ledger = self._run, self.ledger
+        if run.slot is not None and ledger.marked_sequence(run.slot.producer) >= run.slot.sequence:
+            run.slot = None  # taken by a former life, which was killed before the actor knew
         slot = run.slot = run.slot or run.source.slot()
         assert slot.producer is not None
-        if self.ledger.marked_sequence(slot.producer) < slot.sequence:
-            try:
-                self.ledger.take(slot.producer, slot.sequence, slot.num_transitions, run.taken + slot.num_transitions)
-            finally:  # a kill after the update was counted, too
-                if self.ledger.marked_sequence(slot.producer) == slot.sequence:
-                    run.taken += slot.num_transitions
-            self.experience.receive([slot], oldest_outstanding=None)
+        try:
+            ledger.take(slot.producer, slot.sequence, slot.num_transitions, run.taken + slot.num_transitions)
+        finally:  # a kill after the update was counted, too
+            if ledger.marked_sequence(slot.producer) == slot.sequence:
+                run.taken += slot.num_transitions
+        self.experience.receive([slot], oldest_outstanding=None)
+        run.count_stored(self.store.segments.env_steps)
         self.lanes -= LANES
         run.slot = None
 
@@ -206,24 +230,31 @@ def result_of(step: int, taken: tuple[bool, ...]) -> StepResult:
     return StepResult(step=step, optimizer_steps=0, taken=taken, num_transitions=0, num_untrained=0, metrics={})
 
 
+@pytest.mark.parametrize("max_policy_lag", [1, 0], ids=["at_once", "in_turn"])
 @pytest.mark.parametrize("seed", range(20))
-def test_nothing_that_was_stored_is_lost_by_kills(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, kills, rng = Run(tmp_path), Kills(monkeypatch), random.Random(seed)
+def test_nothing_that_was_stored_is_lost_by_kills(
+    seed: int, max_policy_lag: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, kills, rng = Run(tmp_path, max_policy_lag=max_policy_lag), Kills(monkeypatch), random.Random(seed)
     num_kills, stored = 30, 0
+    on_its_way = IN_A_SLOT if max_policy_lag else 2 * IN_A_SLOT  # a turn is stored at once
     for _ in range(num_kills):
         with kills.after(rng.randint(1, 80)), run.live() as life:
-            while True:
+            while rng.random() > 0.02:
                 stored = life.store.segments.env_steps
                 if life.work() and rng.random() < 0.2:
                     life.save()
+                if rng.random() < 0.1:
+                    life.experience.tune(run.live_edit(rng.choice([0.2, 0.5, 1.3])))
+            life.end(run_ended=False)
         with run.live() as life:
             life.check()
             assert life.store.file.why_empty is None
             assert life.counters.get("trained", 0) == saved(run)["trained"]
-            assert stored <= life.store.segments.env_steps <= stored + IN_A_SLOT
+            assert stored <= life.store.segments.env_steps <= stored + on_its_way
     with run.live() as life:
         lost = life.counters.get("lost.receiver_died", 0)
-        assert lost <= num_kills * (IN_A_SLOT + STEPS), "a slot on its way, and a segment in whose place it came"
+        assert lost <= num_kills * (on_its_way + STEPS), "what was on its way, and a segment in whose place it came"
         while life.env_steps < stored + 100:
             life.work()
         while life.experience.is_behind:
@@ -231,7 +262,7 @@ def test_nothing_that_was_stored_is_lost_by_kills(seed: int, tmp_path: Path, mon
         assert life.env_steps == life.store.segments.env_steps
         life.check()
         updates = life.experience._limiter._updates
-        assert 0 <= (life.env_steps - 24) * 0.5 - updates < life.experience._drawing.updates
+        assert -1e-6 <= run.dues[life.env_steps] - updates < life.experience._drawing.updates
         life.end(run_ended=True)
         assert "in_buffer" not in life.counters
         assert not (tmp_path / "replay" / "trainer-0.store").exists()
@@ -299,11 +330,36 @@ def test_a_store_that_holds_more_than_the_ledger_counts_is_given_up(tmp_path: Pa
             assert life.store.segments.num_transitions == 0
 
 
-def test_a_store_for_which_the_disk_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.ENOSPC, r"replay.capacity is 120: the store takes .* GB at .*trainer-0.store, where .* GB are free"),
+        (errno.EROFS, r"the replay store cannot be opened at .*/replay/trainer-0.store: Read-only file system"),
+    ],
+)
+@pytest.mark.parametrize("name", ["posix_fallocate", "mmap"])
+def test_a_store_that_cannot_be_opened_is_left_as_it_was(
+    name: str, number: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "posix_fallocate", fail)
-    expected = r"replay.capacity is 120: the store takes .* GB at .*trainer-0.store, where .* GB are free"
-    with pytest.raises(ConfigurationError, match=expected), Run(tmp_path).live():
+    failing = (
+        ("os.posix_fallocate", fail)
+        if name == "posix_fallocate"
+        else ("rlsrl.buffers.replay.store_file.mmap", SimpleNamespace(mmap=fail))
+    )
+    run, path = Run(tmp_path), tmp_path / "replay" / "trainer-0.store"
+    monkeypatch.setattr(*failing)
+    with pytest.raises(ConfigurationError, match=expected), run.live():
         pass
+    assert not path.exists(), "there was none"
+    monkeypatch.undo()
+    before = after_training(run)
+    monkeypatch.setattr(*failing)
+    with pytest.raises(ConfigurationError, match=expected), run.live():
+        pass
+    monkeypatch.undo()
+    with run.live() as life:
+        assert life.counters == before
+        life.check()

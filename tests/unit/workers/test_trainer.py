@@ -129,12 +129,20 @@ def failed_run(folder: Path, *, is_retry: bool) -> tuple[TrainerConfig, Paramete
 
 
 def run_trainer(
-    config: TrainerConfig, db: ParameterDB, folder: Path, *, resumes: Version, reason: str | None, has_stepped: bool
+    config: TrainerConfig,
+    db: ParameterDB,
+    folder: Path,
+    *,
+    resumes: Version,
+    reason: str | None,
+    has_stepped: bool,
+    calls: list[Any] | None = None,
 ) -> Mapping[str, Any] | None:
     """Run a trainer that resumes from a version, and store its last version. Return the terminal record.
 
-    ``reason``: the stop condition that ends training; None: a signal.
+    ``reason``: the stop condition that ends training; None: a signal. ``calls`` gets what ends the trainer, in order.
     """
+    called = [] if calls is None else calls
     version = Version(resumes.attempt + 1, resumes.step)
     numbers = ("env_steps", "train_steps", "return_mean", "train_seconds", "minibatches", "minibatches_skipped")
     final = Checkpoint(
@@ -155,6 +163,10 @@ def run_trainer(
     def store_last(last: Checkpoint, *, record: Mapping[str, Any] | None) -> None:
         db.push(config.policy_name, last.parameters, metadata=last.metadata)
         records.append(record)
+        called.append("store_last")
+
+    def give_up(*, run_ended: bool) -> None:
+        called.append(("give_up", run_ended))
 
     def build(*_: Any, on_training_end: Callable[[], None], **__: Any) -> Any:
         on_training_end()
@@ -163,12 +175,14 @@ def run_trainer(
         return SimpleNamespace(
             training=SimpleNamespace(checkpoint=checkpoint, ending=ending, has_stepped=has_stepped, **steps),
             consumer=SimpleNamespace(receive=nothing, close=nothing, outstanding=()),
-            experience=SimpleNamespace(receive=nothing, close=nothing, sync=nothing),
+            experience=SimpleNamespace(
+                receive=nothing, close=nothing, give_up=give_up, sync=lambda: called.append("sync")
+            ),
             checkpoints=SimpleNamespace(
                 start=nothing, close=nothing, check=nothing, num_unstored=0, store_last=store_last
             ),
             withdrawn_failure=withdrawn_failure(db, config.policy_name, resumes),
-            ledger=SimpleNamespace(end=nothing),
+            ledger=SimpleNamespace(end=lambda: called.append("end")),
             gang=SimpleNamespace(rank=0, close=nothing),
             resources=ExitStack(),
         )
@@ -194,6 +208,16 @@ def test_a_retry_that_trains_nothing_does_not_turn_a_failure_into_a_success(
     assert record["reason"] == ("updatesSkipped" if fails else "envSteps")
     assert (failure_of(record) or "").startswith(f"{WITHDRAWN}. The retry trained no step" if fails else "")
     assert (failure_of(record) is not None) == fails
+
+
+@pytest.mark.parametrize("reason", ["envSteps", None])
+def test_what_a_later_life_could_train_is_given_up_after_the_last_version_is_durable(
+    tmp_path: Path, reason: str | None
+) -> None:
+    config, db = failed_run(tmp_path, is_retry=False)
+    calls: list[Any] = []
+    run_trainer(config, db, tmp_path / "ledger", resumes=Version(1, 3), reason=reason, has_stepped=True, calls=calls)
+    assert calls == ["store_last", ("give_up", reason is not None), "end", "sync"]
 
 
 @pytest.mark.parametrize("has_stepped", [False, True])

@@ -259,7 +259,7 @@ class Bench:
         self.thread.stop()
         self.thread.join(DEADLINE_SECONDS)
         self.receive()
-        self.experience.close(run_ended=True)
+        self.experience.close()
         self.ledger.end()
         self.actor_ledger.end()
         balance(read_pages(self._folder), ended=True).check()
@@ -613,6 +613,21 @@ def test_settings_may_end_the_run(make_bench: Callable[..., Bench]) -> None:
     bench.thread.adopt({"train_steps": 1})
     bench.thread.join(DEADLINE_SECONDS)
     assert (bench.thread.ending.stop_reason, bench.learner.steps) == ("trainSteps", 2)
+
+
+@pytest.mark.parametrize(("given", "reason"), [({"now": True}, "now"), ({"train_steps": 3}, "trainSteps")])
+def test_a_run_with_all_its_env_steps_trains_what_is_due_unless_another_condition_ends_it(
+    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], reason: str
+) -> None:
+    monkeypatch.setattr(OnPolicyExperience, "is_behind", True)
+    monkeypatch.setattr(OnPolicyExperience, "expect", lambda *_: None)
+    bench = make_bench(stop={"env_steps": SLOT})
+    bench.train(3)
+    until(lambda: bench.learner.steps == 3, "training goes on")
+    assert not bench.ended.is_set()
+    bench.thread.adopt({"env_steps": SLOT, **given})
+    bench.thread.join(DEADLINE_SECONDS)
+    assert (bench.thread.ending.stop_reason, bench.learner.steps) == (reason, 3)
 
 
 def paused(bench: Bench) -> Bench:

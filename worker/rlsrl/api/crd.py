@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlsrl.api.cel import CelRule, immutable_rule
-from rlsrl.api.model import CEL_RULES, EDITS, ON_EDIT, Model, OnEdit
+from rlsrl.api.model import CEL_RULES, EDITS, ON_EDIT, ON_EDIT_OF_MEMBERS, Model, OnEdit
 from rlsrl.api.schema import inlined
 from rlsrl.api.spec import API_VERSION, KIND, ExperimentSpec, RLExperiment
 from rlsrl.api.spec.metadata import MAX_NAME_LENGTH, NAME_PATTERN
@@ -31,7 +31,7 @@ _KEPT = frozenset(
 _OTHERWISE = frozenset(
     {"title", "description", "examples", "readOnly", "oneOf", "anyOf", "default", "properties", "required", "items"}
     | {"additionalProperties", "propertyNames", "patternProperties", "const", "exclusiveMinimum"}
-    | {"x-kubernetes-list-type", "x-list-key", ON_EDIT, CEL_RULES}
+    | {"x-kubernetes-list-type", "x-list-key", ON_EDIT, ON_EDIT_OF_MEMBERS, CEL_RULES}
 )
 """Keywords without meaning to the API server, or translated below."""
 
@@ -151,16 +151,16 @@ def _translated(found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
         made["enum"] = [found["const"]]
     if "exclusiveMinimum" in found:
         made |= {"minimum": found["exclusiveMinimum"], "exclusiveMinimum": True}
-    kind = found["type"]
+    kind, of_members = found["type"], found.get(ON_EDIT_OF_MEMBERS, on_edit)
     if kind == "integer" and found.get("maximum", 0) > 2**31 - 1:
         made["format"] = "int64"
     if kind == "string" and "enum" not in made and "maxLength" not in found and "format" not in found:
         raise NotStructural(f"{path}: a string needs a bound (max_length)")
     if kind == "array":
-        made |= _list(found, path, on_edit)
+        made |= _list(found, path, of_members)
     if kind == "object":
-        made |= _map(found, path, on_edit)
-    if rules := [*found.get(CEL_RULES, ()), *_immutable(found, on_edit)]:
+        made |= _map(found, path, of_members)
+    if rules := [*found.get(CEL_RULES, ()), *_immutable(found, of_members)]:
         made["x-kubernetes-validations"] = [rule.to_json() for rule in rules]
     if "default" in found:
         made["default"] = _beyond_defaults(found["default"], made)

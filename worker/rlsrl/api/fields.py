@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from rlsrl.api.model import ON_EDIT, OnEdit
+from rlsrl.api.model import ON_EDIT, ON_EDIT_OF_MEMBERS, OnEdit
 from rlsrl.api.schema import JsonSchema, json_schema
 from rlsrl.api.synonyms import synonym
 
@@ -193,8 +193,9 @@ def type_name(schema: JsonSchema) -> str:
 
 def _members(field: FieldInfo) -> Iterator[FieldInfo]:
     required = field.schema.get("required", ())
+    inherited = field.schema.get(ON_EDIT_OF_MEMBERS, field.on_edit)
     for name, schema in field.schema.get("properties", {}).items():
-        on_edit = schema.get(ON_EDIT, field.on_edit)
+        on_edit = schema.get(ON_EDIT, inherited)
         yield FieldInfo(path=(*field.path, name), schema=schema, required=name in required, on_edit=on_edit)
 
 

@@ -78,6 +78,9 @@ OnEdit = Literal["live", "roll", "gang", "refuse"]
 ON_EDIT = "x-rlsrl-on-edit"
 """The JSON schema keyword of the effect. Members inherit it unless they have their own."""
 
+ON_EDIT_OF_MEMBERS = "x-rlsrl-on-edit-of-members"
+"""The JSON schema keyword of what members inherit instead."""
+
 
 CEL_RULES = "x-rlsrl-rules"
 """The JSON schema keyword of a model's rules over several fields, as CEL expressions."""
@@ -88,9 +91,12 @@ class EditEffect:
     """Marks a field, in its ``Annotated``, with the effect of an edit."""
 
     effect: OnEdit
+    members: OnEdit | None = None
+    """What the field's members inherit, if not ``effect``."""
 
     def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {**handler(core_schema), ON_EDIT: self.effect}
+        of_members = {} if self.members is None else {ON_EDIT_OF_MEMBERS: self.members}
+        return {**handler(core_schema), ON_EDIT: self.effect, **of_members}
 
 
 LIVE = EditEffect("live")
@@ -101,6 +107,8 @@ GANG = EditEffect("gang")
 """All trainers store their state at one common step and resume from it as the next attempt."""
 REFUSE = EditEffect("refuse")
 """The edit is refused: the result would be another experiment."""
+REFUSE_OTHER = EditEffect("refuse", members="gang")
+"""For the members of a union: another one is refused. Members of the one that is set are edited as with ``GANG``."""
 
 EDITS: Mapping[OnEdit, str] = {
     "live": "An edit takes effect within seconds, without a restart.",

@@ -197,9 +197,9 @@ class ReplayConfig(Model):
     """The most minibatches by which training may be behind."""
     updates_per_step: Annotated[PositiveInteger, LIVE]
     """Minibatches of a training step. A rank keeps the number with which it has started: compiled code relies on it."""
-    most_lanes: PositiveInteger
+    most_lanes: Annotated[PositiveInteger, LIVE]
     """Lanes of the widest slot."""
-    lanes_in_turn: PositiveInteger | None = None
+    lanes_in_turn: Annotated[PositiveInteger, LIVE] | None = None
     """Lanes that are gathered before training goes on, where the two take turns; None: both go on at once."""
 
 
@@ -217,7 +217,7 @@ class TrainerConfig(RoleConfig):
     rollout_length: PositiveInteger
     """T: steps of a slot."""
     batch_lanes: PositiveInteger
-    """B: lanes of one batch, over all ranks."""
+    """B: lanes of one batch, over all ranks. With replay, where no batch is made of lanes: one for each rank."""
     max_policy_lag: Annotated[int, Field(ge=0), INTEGRAL]
     """Training steps that acting weights may be behind."""
     replay: ReplayConfig | None = None

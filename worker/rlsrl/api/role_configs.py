@@ -140,7 +140,7 @@ def trainer_config(context: ResolutionContext) -> TrainerConfig:
         normalize_observations=spec.policy.normalize_observations,
         algorithm=spec.algorithm,
         rollout_length=spec.actors.rollout_length,
-        batch_lanes=spec.batch_environments,
+        batch_lanes=spec.batch_environments if spec.algorithm.chosen.replay is None else spec.trainers.replicas,
         max_policy_lag=spec.pacing.max_policy_lag,
         replay=_replay(spec, placement),
         compile=_compile_mode(spec),

@@ -396,7 +396,8 @@ def _fit_replay(document: JsonDocument, replay: JsonDocument, rng: random.Random
     if rng.random() < 0.3:
         spec["pacing"]["maxTrainStepsBehind"] = 64 + math.ceil(100 * env_steps)
     spec.pop("bufferWorkers", None)
-    spec["trainers"].pop("replicas", None)
+    for name in ("replicas", "batchEnvironments"):
+        spec["trainers"].pop(name, None)
     spec.get("policy", {}).pop("normalizeObservations", None)
     inside(document, REPLAY[:-1]).pop("normalizeRewards", None)
 

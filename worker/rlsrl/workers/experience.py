@@ -11,7 +11,7 @@ from typing_extensions import override
 from rlsrl.algorithms.learner import StepResult
 from rlsrl.buffers.fifo import Discard, FifoBuffer
 from rlsrl.buffers.limiter import RateLimiter
-from rlsrl.buffers.replay.ratio import Ratio
+from rlsrl.buffers.replay.ratio import Pace
 from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays
@@ -90,14 +90,20 @@ class Experience(Protocol):
     def expect(self, progress: Progress, stop: StopConditions) -> None:
         """Grant no more than what training can use until one of these conditions ends it."""
 
-    def close(self, *, run_ended: bool) -> None:
-        """Form no more batches, and count what is never trained. ``run_ended``: no later life trains on it."""
+    def close(self) -> None:
+        """Form no more batches, and count what no life can train."""
+
+    def give_up(self, *, run_ended: bool) -> None:
+        """Count what only a later life could have trained, and which none will. Call it before the ledger ends.
+
+        ``run_ended``: there is no later life.
+        """
 
     def sync(self) -> None:
         """Make durable what a later life trains on, after the ledger has ended."""
 
-    def tune(self, ratio: Ratio | None) -> None:
-        """Keep another ratio from now on; None where nothing is replayed.
+    def tune(self, pace: Pace | None) -> None:
+        """Keep another pace from now on; None where nothing is replayed.
 
         A bound below ``RatioLimiter.least_bound`` counts as that.
         """
@@ -198,16 +204,19 @@ class OnPolicyExperience(Experience):
         self._limiter.expect(None if steps is None else steps * self._batch_lanes)
 
     @override
-    def close(self, *, run_ended: bool) -> None:
-        del run_ended  # A buffer does not outlive its process.
+    def close(self) -> None:
         self._count(self._buffer.close())
+
+    @override
+    def give_up(self, *, run_ended: bool) -> None:
+        """Nothing is left: a buffer does not outlive its process."""
 
     @override
     def sync(self) -> None:
         """Nothing is left for a later life."""
 
     @override
-    def tune(self, ratio: Ratio | None) -> None:
+    def tune(self, pace: Pace | None) -> None:
         """Nothing follows: training keeps pace by its batches."""
 
     @override

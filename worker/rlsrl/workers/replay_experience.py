@@ -13,7 +13,7 @@ from typing_extensions import override
 from rlsrl.algorithms.learner import StepResult
 from rlsrl.buffers.replay.draws import Draws
 from rlsrl.buffers.replay.layout import FIRST_TRAINED
-from rlsrl.buffers.replay.ratio import Ratio, RatioLimiter
+from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
 from rlsrl.buffers.replay.rows import rows_of
 from rlsrl.buffers.replay.segments import Indices, Segments
 from rlsrl.buffers.replay.store_file import StoreFile
@@ -127,7 +127,7 @@ class ReplayExperience(Experience):
         self._room = 0
         self._closed = False
         self._is_kept = False
-        """Whether a later life uses the store, once it is closed."""
+        """Whether a later life uses the store, once ``give_up`` was called."""
         self._age: float | None = None
         """Mean number of env steps that were stored after the transitions of the last draw."""
 
@@ -262,11 +262,15 @@ class ReplayExperience(Experience):
             self._limiter.expect(0 if stop.now else min(ends, default=None))
 
     @override
-    def close(self, *, run_ended: bool) -> None:
+    def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
             self._store_turn()
+
+    @override
+    def give_up(self, *, run_ended: bool) -> None:
+        with self._changed:
             self._is_kept = self._store.outlives and not run_ended
             if not self._is_kept:
                 self._store.file.remove()  # first: no later life may find what counts as dropped
@@ -278,11 +282,10 @@ class ReplayExperience(Experience):
             self._store.file.close()
 
     @override
-    def tune(self, ratio: Ratio | None) -> None:
-        assert ratio is not None, "transitions are replayed"
+    def tune(self, pace: Pace | None) -> None:
+        assert pace is not None, "transitions are replayed"
         with self._changed:
-            least = self._limiter.least_bound(ratio.updates_per_env_step)
-            self._limiter.tune(replace(ratio, bound=max(ratio.bound, least)))
+            self._limiter.tune(replace(pace, bound=max(pace.bound, self._limiter.least_bound(pace))))
 
     @override
     def figures(self) -> Mapping[str, float]:

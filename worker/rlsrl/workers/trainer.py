@@ -155,6 +155,7 @@ class TrainerWorker(Worker[TrainerConfig]):
             final = parts.training.checkpoint(is_permanent=parts.training.ending.is_last_permanent)
             if parts.gang.rank == 0:
                 self._store_last(final, parts)
+            parts.experience.give_up(run_ended=parts.training.ending.stop_reason is not None)  # only now it is durable
             parts.ledger.end()
             parts.experience.sync()
             parts.gang.close()
@@ -163,7 +164,7 @@ class TrainerWorker(Worker[TrainerConfig]):
         """Count slots that were acknowledged but never trained, before the last checkpoint stores the ledger."""
         parts.consumer.close()
         parts.experience.receive(parts.consumer.receive(MAX_SLOTS_A_POLL, timeout=0), oldest_outstanding=None)
-        parts.experience.close(run_ended=parts.training.ending.stop_reason is not None)
+        parts.experience.close()
 
     def _store_last(self, final: Checkpoint, parts: TrainerParts) -> None:
         """Store the last version. If a stop condition holds, wait for room, and store the terminal record, too."""

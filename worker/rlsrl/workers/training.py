@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlsrl.algorithms.learner import Learner, StepResult
 from rlsrl.algorithms.schedules import Scheduled
-from rlsrl.buffers.replay.ratio import Ratio
+from rlsrl.buffers.replay.ratio import Pace
 from rlsrl.data.episodes import EndedEpisodes, info_scalars
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters, TrainerState
@@ -64,7 +64,7 @@ class TrainingSettings:
     learning_rate: Scheduled
     coefficients: Mapping[str, Scheduled]
     """Coefficients of the loss, by name."""
-    ratio: Ratio | None = None
+    pace: Pace | None = None
     """None where nothing is replayed."""
     store_request: str | None = None
     """A version is stored when this changes to another text."""
@@ -313,7 +313,7 @@ class TrainingThread:
         """Use new settings, on all ranks between the same two steps."""
         self._settings = settings
         self._learner.adopt(settings.learning_rate, settings.coefficients)
-        self._experience.tune(settings.ratio)
+        self._experience.tune(settings.pace)
         self._context.log.info("tuned", step=self._version.step, **self._experience.figures())
         self._take_store_request()
         self._look_ahead()
@@ -403,8 +403,8 @@ class TrainingThread:
         stop, experience = self._settings.stop_conditions, self._experience
         experience.expect(self._progress, stop)
         self.ending.stop_reason = self._progress.stop_reason(stop)
-        if self.ending.stop_reason == ENV_STEPS and experience.is_behind:
-            self.ending.stop_reason = None  # what was gathered is still to be trained
+        if self.ending.stop_reason == ENV_STEPS and experience.is_behind:  # what was gathered is still to be trained
+            self.ending.stop_reason = self._progress.stop_reason(replace(stop, env_steps=None))
         self.ending.run_failure = self._skip_window.failure(at_end=self.ending.stop_reason is not None)
         if self.ending.run_failure is not None:
             self.ending.stop_reason = UPDATES_SKIPPED

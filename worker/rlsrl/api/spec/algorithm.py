@@ -7,13 +7,14 @@ not of one algorithm reads the fields and properties of ``AlgorithmSettings`` on
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, ClassVar, Literal, get_args
+from types import NoneType
+from typing import Annotated, ClassVar, Literal, get_args, get_type_hints
 
 from pydantic import Field
 from pydantic.alias_generators import to_camel
 from typing_extensions import override
 
-from rlsrl.api.model import INTEGRAL, LIVE, REFUSE, Arguments, Model
+from rlsrl.api.model import INTEGRAL, LIVE, REFUSE, REFUSE_OTHER, Arguments, Model
 from rlsrl.api.spec.scalars import Attribute, Count
 
 OptimizerName = Literal["adam", "radam"]
@@ -48,8 +49,7 @@ class ScheduleSpec(Model):
 
 
 class ReplaySpec(Model):
-    """A store of transitions that are drawn again and again, in the trainer's memory. Its content ends with the
-    trainer's process."""
+    """A store of transitions that are drawn again and again, in a file that outlives the trainer's process."""
 
     capacity: Annotated[int, Field(ge=1, le=1_000_000_000), INTEGRAL] = 100_000
     """Transitions that are kept; the oldest ones go first. Steps that only reset an environment take a place, too."""
@@ -234,7 +234,7 @@ class AlgorithmNeeds(Model):
     """Passes over each batch. No effect with replay."""
     replay: Annotated[ReplaySpec, REFUSE] | None = None
     """The store from which training draws; by default each batch is trained on as it arrives."""
-    outputs: NetworkOutputs = "policyAndValue"
+    outputs: Annotated[NetworkOutputs, REFUSE] = "policyAndValue"
     """What the network computes: ``policy``, ``policyAndValue``, or ``actionValues``, with which actors choose by
     epsilon."""
 
@@ -274,26 +274,24 @@ class CustomAlgorithmSpec(AlgorithmSettings):
 
 
 class AlgorithmSpec(Model):
-    """The training algorithm: a built-in one, or your own."""
+    """The training algorithm: a built-in one, or your own. An edit may change its settings, not the algorithm."""
 
     exactly_one: ClassVar[tuple[str, ...]] = ("ppo", "vtrace", "pqn", "custom")
 
-    ppo: PpoSpec | None = None
+    ppo: Annotated[PpoSpec, REFUSE_OTHER] | None = None
     """Proximal policy optimisation."""
-    vtrace: VtraceSpec | None = None
+    vtrace: Annotated[VtraceSpec, REFUSE_OTHER] | None = None
     """The actor-critic of IMPALA with V-trace."""
-    pqn: PqnSpec | None = None
+    pqn: Annotated[PqnSpec, REFUSE_OTHER] | None = None
     """Parallelised Q-learning without replay."""
-    custom: CustomAlgorithmSpec | None = None
+    custom: Annotated[CustomAlgorithmSpec, REFUSE_OTHER] | None = None
     """An algorithm of your own, given by its factory."""
 
     @classmethod
     def blocks(cls) -> dict[str, type[AlgorithmSettings]]:
         """Return the model of each algorithm's block by its name."""
-        return {
-            name: next(each for each in get_args(field.annotation) if each is not type(None))
-            for name, field in cls.model_fields.items()
-        }
+        hints = get_type_hints(cls)
+        return {name: next(each for each in get_args(hints[name]) if each is not NoneType) for name in cls.model_fields}
 
     @property
     def name(self) -> str:

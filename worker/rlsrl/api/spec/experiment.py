@@ -452,6 +452,12 @@ _RULES: tuple[CrossFieldRule, ...] = (
         allowed="1",
     ),
     _not_with_replay(
+        "trainers.batchEnvironments",
+        lambda spec: spec.trainers.batch_environments,
+        cel="!has(self.trainers.batchEnvironments)",
+        allowed="unset",
+    ),
+    _not_with_replay(
         "bufferWorkers.replicas",
         lambda spec: spec.buffer_workers and spec.buffer_workers.replicas,
         cel="!has(self.bufferWorkers)",

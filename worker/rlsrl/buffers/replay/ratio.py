@@ -17,14 +17,19 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """How many updates belong to each env step."""
+class Pace:
+    """How training and gathering keep pace. It may change while both go on."""
 
     updates_per_env_step: float
-    """Above 0."""
+    """The ratio; above 0."""
     bound: float
     """The most updates by which training may be behind, all that is granted counted as stored. At least those of one
-    training step and of the env steps of one slot."""
+    training step and of the env steps of one slot. No effect where the two take turns."""
+    most_lanes: int
+    """Lanes of the widest slot. It is gathered once as many lanes are granted."""
+    lanes_in_turn: int | None = None
+    """Lanes that are gathered while training waits, before it trains on all that is due; at least ``most_lanes``. None:
+    both go on at once."""
 
 
 class RatioLimiter:
@@ -39,24 +44,19 @@ class RatioLimiter:
 
     def __init__(
         self,
-        ratio: Ratio,
+        pace: Pace,
         *,
         start: int,
         updates_per_step: int,
         steps_per_lane: int,
-        most_lanes: int,
-        lanes_in_turn: int | None = None,
     ) -> None:
         """Start with nothing gathered.
 
         Args:
-            ratio: The ratio and its bound.
+            pace: Used until ``tune``.
             start: Env steps that are stored before training begins.
             updates_per_step: Updates of a training step.
             steps_per_lane: Env steps of a lane of a slot, at most.
-            most_lanes: Lanes of the widest slot. It is gathered once as many lanes are granted.
-            lanes_in_turn: Lanes that are gathered while training waits, before it trains on all that is due; at least
-                ``most_lanes``. The bound is of no effect then. None: both go on at once.
 
         Raises:
             ValueError: the bound is too small: both sides could wait at once.
@@ -66,11 +66,9 @@ class RatioLimiter:
         """Env steps of the present store with which training begins: it cannot draw from an empty one."""
         self._updates_per_step = updates_per_step
         self._steps_per_lane = steps_per_lane
-        self._most_lanes = most_lanes
-        self._lanes_in_turn = lanes_in_turn
         self._left_of_turn = 0
         """Lanes of this turn that are not granted, since the end of the run seems to need none of them."""
-        self._ratio = self._checked(ratio)
+        self._pace = self._checked(pace)
         self._stored = 0
         """Env steps stored in the whole run."""
         self._fresh = 0
@@ -81,18 +79,18 @@ class RatioLimiter:
         """Env steps of the whole run; None: not known."""
         self._updates = 0
         """Updates made."""
-        self._pieces = [_Piece(start, 0.0, ratio.updates_per_env_step)]
+        self._pieces = [_Piece(start, 0.0, pace.updates_per_env_step)]
         """One for each ratio that this object has had, in order."""
 
     @property
     def bound(self) -> float:
         """The most updates by which training may be behind."""
-        return self._ratio.bound
+        return self._pace.bound
 
     @property
     def takes_turns(self) -> bool:
         """Whether lanes are gathered while training waits, and training goes on while none is gathered."""
-        return self._lanes_in_turn is not None
+        return self._pace.lanes_in_turn is not None
 
     @property
     def debt(self) -> float:
@@ -107,12 +105,12 @@ class RatioLimiter:
     def take(self) -> int:
         """Return how many lanes may be granted now, and count them as granted."""
         coming = self._outstanding
-        if self._lanes_in_turn is None:
+        if (in_turn := self._pace.lanes_in_turn) is None:
             while self._may_grant(coming):
                 coming += 1
         else:
             if coming <= 0:
-                self._left_of_turn = 0 if self.may_train else self._lanes_in_turn - coming
+                self._left_of_turn = 0 if self.may_train else in_turn - coming
             while self._left_of_turn > 0 and not self._reaches_end(coming):
                 coming, self._left_of_turn = coming + 1, self._left_of_turn - 1
         granted, self._outstanding = coming - self._outstanding, coming
@@ -126,7 +124,7 @@ class RatioLimiter:
     @property
     def room(self) -> int:
         """Lanes beyond those granted that the last slots of a run may use, since they are whole."""
-        return self._most_lanes - 1 if self.is_complete else 0
+        return self._pace.most_lanes - 1 if self.is_complete else 0
 
     @property
     def is_complete(self) -> bool:
@@ -156,20 +154,22 @@ class RatioLimiter:
         """Count a training step."""
         self._updates += self._updates_per_step
 
-    def tune(self, ratio: Ratio) -> None:
-        """Use another ratio for the env steps from now on, and another bound.
+    def tune(self, pace: Pace) -> None:
+        """Keep another pace from now on: its ratio counts for the env steps that are stored after this call.
+
+        Whether the two take turns stays as it is.
 
         Raises:
             ValueError: the bound is too small, or the ratio is not above 0.
         """
-        self._ratio = self._checked(ratio)
-        if ratio.updates_per_env_step != self._pieces[-1].ratio:
+        self._pace = self._checked(pace)
+        if pace.updates_per_env_step != self._pieces[-1].ratio:
             begins = max(self._stored, self._start)
-            self._pieces.append(_Piece(begins, self._due(self._stored), ratio.updates_per_env_step))
+            self._pieces.append(_Piece(begins, self._due(self._stored), pace.updates_per_env_step))
 
-    def least_bound(self, updates_per_env_step: float) -> float:
-        """Return the smallest bound with which the two sides never wait for each other at that ratio."""
-        return self._updates_per_step + self._steps_per_lane * self._most_lanes * updates_per_env_step
+    def least_bound(self, pace: Pace) -> float:
+        """Return the smallest bound with which the two sides never wait for each other at that pace."""
+        return self._updates_per_step + self._steps_per_lane * pace.most_lanes * pace.updates_per_env_step
 
     def state_dict(self, env_steps: int) -> dict[str, Any]:
         """Return the counts that belong to a training step, with as many ``env_steps`` as the run's progress has.
@@ -186,7 +186,7 @@ class RatioLimiter:
         """
         self._updates = int(state["updates"])
         counted = max(int(state["stored"]), self._start)
-        self._pieces = [_Piece(counted, float(state["due"]), self._ratio.updates_per_env_step)]
+        self._pieces = [_Piece(counted, float(state["due"]), self._pace.updates_per_env_step)]
         self._stored = max(stored, int(state["stored"]))
         self._fresh = held
 
@@ -195,9 +195,9 @@ class RatioLimiter:
         coming = lanes * self._steps_per_lane
         if self._reaches_end(lanes):
             return False
-        if self._fresh < self._least_fresh and (self._fresh + coming < self._start or lanes < self._most_lanes):
+        if self._fresh < self._least_fresh and (self._fresh + coming < self._start or lanes < self._pace.most_lanes):
             return True
-        return self._due(self._stored + coming + self._steps_per_lane) - self._updates <= self._ratio.bound + ROUNDING
+        return self._due(self._stored + coming + self._steps_per_lane) - self._updates <= self._pace.bound + ROUNDING
 
     def _reaches_end(self, lanes: int) -> bool:
         """Return whether ``lanes`` that have not arrived are all that the run can still use."""
@@ -207,15 +207,15 @@ class RatioLimiter:
         piece = next((each for each in reversed(self._pieces) if each.env_steps <= stored), self._pieces[0])
         return piece.due + max(0, stored - piece.env_steps) * piece.ratio
 
-    def _checked(self, ratio: Ratio) -> Ratio:
-        if ratio.updates_per_env_step <= 0.0:
-            raise ValueError(f"updates_per_env_step is {ratio.updates_per_env_step}, and must be above 0")
-        if ratio.bound < (least := self.least_bound(ratio.updates_per_env_step)):
+    def _checked(self, pace: Pace) -> Pace:
+        if pace.updates_per_env_step <= 0.0:
+            raise ValueError(f"updates_per_env_step is {pace.updates_per_env_step}, and must be above 0")
+        if pace.bound < (least := self.least_bound(pace)):
             raise ValueError(
-                f"the bound is {ratio.bound} updates; it must be at least {least}: the {self._updates_per_step} of a "
-                f"training step and those of the {self._steps_per_lane * self._most_lanes} env steps of a slot"
+                f"the bound is {pace.bound} updates; it must be at least {least}: the {self._updates_per_step} of a "
+                f"training step and those of the {self._steps_per_lane * pace.most_lanes} env steps of a slot"
             )
-        return ratio
+        return pace
 
 
 class _Piece(NamedTuple):

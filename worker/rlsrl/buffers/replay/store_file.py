@@ -48,19 +48,24 @@ class StoreFile:
             owner: The incarnation that opens it.
 
         Raises:
-            OSError: the disk has no room for it, for example. Then no file is left.
+            OSError: the disk has no room for it, for example. What the former one left stays; else no file is left.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         num_bytes = _HEADER_BYTES + layout.nbytes
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             why_empty = _why_unusable(descriptor, layout, former, num_bytes)
+        except OSError:
+            os.close(descriptor)
+            raise
+        try:
             if why_empty is not None:
                 os.ftruncate(descriptor, 0)
             os.posix_fallocate(descriptor, 0, num_bytes)  # else a full disk would be a SIGBUS later
             memory = mmap.mmap(descriptor, num_bytes)
         except OSError:
-            path.unlink()
+            if why_empty is not None:
+                path.unlink()
             raise
         finally:
             os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rlsrl.api.resolved import ReplayConfig, TrainerConfig
 from rlsrl.api.spec import Environment
 from rlsrl.buffers.replay.draws import UniformDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
-from rlsrl.buffers.replay.ratio import Ratio, RatioLimiter
+from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
 from rlsrl.buffers.replay.rows import rows_of
 from rlsrl.buffers.replay.segments import Segments
 from rlsrl.buffers.replay.store_file import SUFFIX, StoreFile
@@ -34,7 +35,7 @@ def open_store(
     ``former``: the incarnation whose store may be used, see ``TrainerLedger.former_life``.
 
     Raises:
-        ConfigurationError: the disk has no room for it.
+        ConfigurationError: the disk has no room for it, or does not allow it.
     """
     replay, settings = config.replay, config.algorithm.chosen.replay
     if replay is None:
@@ -45,11 +46,7 @@ def open_store(
     try:
         file = StoreFile.open(path, layout, former=former, owner=context.incarnation)
     except OSError as error:
-        free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
-        raise ConfigurationError(
-            f"replay.capacity is {settings.capacity}: the store takes {layout.nbytes / 1e9:.3g} GB at {path}, where "
-            f"{free / 1e9:.3g} GB are free ({error.strerror}); lower it, or make room"
-        ) from error
+        raise ConfigurationError(_why_not_opened(error, path, layout.nbytes, capacity=settings.capacity)) from error
     env_steps = 0 if state is None else int(state.values["limiter"]["stored"])
     store = ReplayStore(
         segments=Segments(layout, file.content, env_steps=env_steps),
@@ -65,6 +62,16 @@ def open_store(
     return store
 
 
+def _why_not_opened(error: OSError, path: Path, num_bytes: int, *, capacity: int) -> str:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"the replay store cannot be opened at {path}: {error.strerror}"
+    free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
+    return (
+        f"replay.capacity is {capacity}: the store takes {num_bytes / 1e9:.3g} GB at {path}, where {free / 1e9:.3g} GB "
+        f"are free ({error.strerror}); lower it, or make room"
+    )
+
+
 def replay_experience(
     config: TrainerConfig,
     replay: ReplayConfig,
@@ -77,12 +84,10 @@ def replay_experience(
     settings, segments = config.algorithm.chosen.replay, store.segments
     assert settings is not None, "the algorithm replays"
     limiter = RatioLimiter(
-        ratio_of(replay),
+        pace_of(replay),
         start=settings.start,
         updates_per_step=replay.updates_per_step,
         steps_per_lane=config.rollout_length,
-        most_lanes=replay.most_lanes,
-        lanes_in_turn=replay.lanes_in_turn,
     )
     if state is not None:
         limiter.load_state_dict(state.values["limiter"], stored=segments.env_steps, held=segments.num_transitions)
@@ -96,9 +101,14 @@ def replay_experience(
     )
 
 
-def ratio_of(replay: ReplayConfig) -> Ratio:
-    """Return the ratio of training to gathering."""
-    return Ratio(updates_per_env_step=replay.updates_per_env_step, bound=replay.most_updates_behind)
+def pace_of(replay: ReplayConfig) -> Pace:
+    """Return the pace of training and gathering."""
+    return Pace(
+        updates_per_env_step=replay.updates_per_env_step,
+        bound=replay.most_updates_behind,
+        most_lanes=replay.most_lanes,
+        lanes_in_turn=replay.lanes_in_turn,
+    )
 
 
 def drawing_of(config: TrainerConfig, replay: ReplayConfig) -> Drawing:

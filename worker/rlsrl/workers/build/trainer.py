@@ -37,7 +37,7 @@ from rlsrl.workers.build.learner import (
     rank_device,
 )
 from rlsrl.workers.build.parameters import open_parameter_publisher
-from rlsrl.workers.build.replay import open_store, ratio_of, replay_experience
+from rlsrl.workers.build.replay import open_store, pace_of, replay_experience
 from rlsrl.workers.build.samples import open_consumer
 from rlsrl.workers.checkpoints import UNSTORED, UNSTORED_REASON, CheckpointWriter, Unstored
 from rlsrl.workers.compiling import StepCompiler
@@ -388,7 +388,7 @@ def _settings(config: TrainerConfig) -> TrainingSettings:
         ),
         learning_rate=learning_rate_of(config),
         coefficients=coefficients_of(config),
-        ratio=None if config.replay is None else ratio_of(config.replay),
+        pace=None if config.replay is None else pace_of(config.replay),
         store_request=versions.store_request,
     )
 
