@@ -72,12 +72,14 @@ spec:
 EXAMPLES = Path(__file__).parents[2] / "examples"
 VTRACE = (EXAMPLES / "cartpole-vtrace.yaml").read_text()
 PQN = (EXAMPLES / "cartpole-pqn.yaml").read_text().replace("  stop:\n", "  stop:\n    returnMean: 475\n")
+DQN = (EXAMPLES / "cartpole-dqn.yaml").read_text().replace("name: cartpole-dqn", "name: live")
 EXPERIMENTS = {
     "REINFORCE": REINFORCE,
     "critic apart": CRITIC_APART,
     "V-trace": VTRACE.replace("name: cartpole-vtrace", "name: live"),
     "PQN": PQN.replace("name: cartpole-pqn", "name: live"),
     "Q-learning": Q_LEARNING,
+    "DQN": DQN,
 }
 WAYS = {
     "policy worker": ("policyWorkers.replicas=1",),
@@ -96,8 +98,9 @@ BLOCKS = {
         "custom: {{factory: rlsrl.testing.q_learning:QLearning, needs: {{minibatchSize: 64, outputs: actionValues, "
         "replay: {{capacity: 5000, start: 500}}}}}}"
     ),
+    "DQN": "dqn: {{replay: {{capacity: 5000, start: 500, nStep: 3, priorities: {{}}}}, epsilonSpread: 7}}",
 }
-REPLAYING = ("Q-learning",)
+REPLAYING = ("Q-learning", "DQN")
 """Algorithms that have neither several trainers nor buffer workers yet."""
 OTHER_ROLES = "  policyWorkers: {{replicas: 1}}\n"
 ROLES = ("coordinator", "actor", "trainer", "policy")

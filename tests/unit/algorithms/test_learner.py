@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rlsrl.algorithms.adam import Adam
-from rlsrl.algorithms.base import INDEX, POLICY, WEIGHT, Tensors, one_rank
+from rlsrl.algorithms.base import ERRORS, INDEX, POLICY, WEIGHT, Tensors, one_rank
 from rlsrl.algorithms.custom import Setup
 from rlsrl.algorithms.gradients import gathered
 from rlsrl.algorithms.learner import Learner
@@ -270,6 +270,31 @@ def test_transitions_of_which_every_minibatch_was_skipped_are_untrained(epochs: 
     assert result.skipped == epochs
     assert result.num_untrained == np.count_nonzero(slots["mask"]) - len(trained) > 0
     assert t * NUM_LANES + lane not in trained
+
+
+class PpoWithErrors(RecordingPpo):
+    """Each row's error says what is in it."""
+
+    def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+        loss, metrics = super().loss(params, state, minibatch)
+        return loss, {**metrics, ERRORS: minibatch["observation"][:, 0]}
+
+
+def test_each_row_has_the_error_of_its_minibatches_that_were_not_skipped() -> None:
+    policy, slots = make_policy(), make_slots(0)
+    algorithm = PpoWithErrors(policy, **PPO | {"epochs": 1})
+    learner = Learner(algorithm, policy.parameters(Version(1, 0)), **LEARNER)
+    t, lane = np.argwhere(slots["mask"])[5]
+    slots["behavior_log_prob"][t, lane] = np.nan
+    result = learner.step(slots)
+    assert result.skipped == 1
+    index = algorithm.last[INDEX].numpy()
+    expected = np.full(slots["mask"].size, np.nan, np.float32)
+    taken = np.unique(index[np.array(result.taken)])
+    expected[taken] = slots["observation"][:-1, :, 0].reshape(-1)[taken]
+    np.testing.assert_array_equal(result.errors, expected)
+    assert np.isnan(expected[t * NUM_LANES + lane])
+    assert ERRORS not in result.metrics
 
 
 def test_a_version_is_always_finite() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlsrl.algorithms import gradients
 from rlsrl.algorithms.adam import Adam
-from rlsrl.algorithms.base import INDEX, POLICY, Algorithm, Tensors
+from rlsrl.algorithms.base import ERRORS, INDEX, POLICY, Algorithm, Tensors
 from rlsrl.algorithms.custom import Setup
 from rlsrl.algorithms.gradients import MicrobatchGradients, gathered, microbatches
 from rlsrl.algorithms.learner import Learner, StepResult
@@ -59,6 +59,15 @@ class Averaging(Ppo):
         return {"mean": torch.lerp(state["mean"], params[POLICY], 0.1)}
 
 
+class PqnWithErrors(Pqn):
+    """PQN whose rows have errors."""
+
+    def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+        loss, metrics = super().loss(params, state, minibatch)
+        values = self._network(params[POLICY], minibatch)["q"].amax(dim=-1)
+        return loss, {**metrics, ERRORS: (values - minibatch["target"]).detach()}
+
+
 MLP: dict[str, Any] = {"hidden_sizes": (16,)}
 NORMED: dict[str, Any] = {**MLP, "layer_norm": True}
 KINDS: dict[str, tuple[Any, EnvSpec, dict[str, Any], type[Algorithm]]] = {
@@ -71,7 +80,7 @@ KINDS: dict[str, tuple[Any, EnvSpec, dict[str, Any], type[Algorithm]]] = {
     "cnn": (NatureCnnActorCritic, pixels_env_spec(), {"hidden_size": 16}, Ppo),
     "cnn in bfloat16": (NatureCnnActorCritic, pixels_env_spec(), {"hidden_size": 16, "precision": "bfloat16"}, Ppo),
     "with a state": (MlpActorCritic, discrete_env_spec(), MLP, Averaging),
-    "action values": (MlpActionValues, masked_env_spec(), NORMED, Pqn),
+    "action values": (MlpActionValues, masked_env_spec(), NORMED, PqnWithErrors),
     "two groups": (MlpPolicy, discrete_env_spec(), MLP, ActorAndCritic),
 }
 MANY = [name for name in KINDS if name not in ("masked", "cnn in bfloat16")]
@@ -95,7 +104,7 @@ def ppo_of(policy: TorchPolicy, algorithm: Any) -> Ppo:
 
 
 def pqn_of(policy: TorchPolicy) -> Pqn:
-    return Pqn(policy, PqnSpec(epochs=2), minibatch_size=16, epsilon=0.1)
+    return PqnWithErrors(policy, PqnSpec(epochs=2), minibatch_size=16, epsilon=0.1)
 
 
 def actor_and_critic_of(policy: TorchPolicy) -> ActorAndCritic:
@@ -106,7 +115,7 @@ def actor_and_critic_of(policy: TorchPolicy) -> ActorAndCritic:
 
 
 ALGORITHMS: dict[Any, tuple[NetworkOutputs, Callable[[TorchPolicy], Algorithm]]] = {
-    Pqn: ("actionValues", pqn_of),
+    PqnWithErrors: ("actionValues", pqn_of),
     ActorAndCritic: ("policy", actor_and_critic_of),
 }
 
@@ -182,6 +191,10 @@ def num_graphs() -> int:
 def check(pairs: list[tuple[StepResult, StepResult]]) -> None:
     for eager, compiled in pairs:
         assert compiled.metrics == pytest.approx(eager.metrics, rel=1e-3, abs=1e-5)
+        assert (compiled.errors is None) == (eager.errors is None)
+        if eager.errors is not None:
+            assert np.isfinite(eager.errors).any()
+            np.testing.assert_allclose(compiled.errors, eager.errors, rtol=1e-3, atol=1e-5)
         assert (compiled.step, compiled.optimizer_steps, compiled.skipped) == (
             eager.step,
             eager.optimizer_steps,

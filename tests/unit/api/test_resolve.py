@@ -2,6 +2,7 @@ import json
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 import yaml
 from pydantic import ValidationError
@@ -22,6 +23,7 @@ from rlsrl.api.resolved import (
 )
 from rlsrl.api.spec import Environment, Mlp, Network, ParameterVersions, PpoSpec, Stop
 from rlsrl.streams.handshake import MAX_SLOTS
+from rlsrl.workers.build.actor import _exponents
 
 ConfigT = TypeVar("ConfigT")
 PLACEMENT = local_placement(run_uid="0f3a", run_folder=PurePosixPath("/runs/one"))
@@ -293,6 +295,23 @@ def test_the_number_of_actors_changes_the_config_only_of_environments_that_get_i
         for number in (2, 3)
     )
     assert (name_of(before) == name_of(after)) is same
+
+
+@pytest.mark.parametrize("environments", ["environments: 12", "environmentsPerActor: 6"])
+@pytest.mark.parametrize("spread", [0, 7])
+def test_actors_whose_environments_have_epsilons_of_their_own_know_how_many_there_are(
+    environments: str, spread: int
+) -> None:
+    dqn = f"algorithm={{dqn: {{epsilonSpread: {spread}}}}}"
+    actor = resolved(dqn, "pacing={trainStepsPerEnvStep: 1}", f"actors={{{environments}, replicas: 2}}").actor
+    assert actor.epsilon_spread == spread
+    assert (actor.num_environments == 12) is bool(spread or environments == "environments: 12")
+    exponents = [_exponents(actor, actor.environment_ranks_of(index)) for index in range(2)]
+    if spread:
+        assert all(each is not None for each in exponents)
+        np.testing.assert_allclose(np.concatenate(exponents), [1 + 7 * i / 11 for i in range(12)], rtol=1e-6)
+    else:
+        assert exponents == [None, None]
 
 
 def test_arguments_by_rank() -> None:

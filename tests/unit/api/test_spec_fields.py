@@ -75,6 +75,7 @@ def test_the_smallest_legal_value_breaks_at_most_a_rule_across_fields(case: Case
     except SpecError as error:
         assert {problem.path for problem in error.problems} <= {  # noqa: PT017 - most values are accepted
             "spec.algorithm.custom.needs.replay.capacity",
+            "spec.algorithm.dqn.replay.capacity",
             "spec.algorithm.ppo.minibatchSize",
             "spec.pacing.maxPolicyLag",
             "spec.pacing.maxTrainStepsBehind",

@@ -19,7 +19,7 @@ LEAST_PROBABILITY = 0.001
 
 def filled(num_slots: int, *, num_segments: int = 12, longest: int = 9) -> Segments:
     source = SlotSource(num_steps=5, num_lanes=2, make=partial(Numbered, longest=longest))
-    layout = ReplayLayout.of(source.layout, capacity=num_segments * 5)
+    layout = ReplayLayout.of(source.layout, capacity=num_segments * 5, has_priorities=True)
     segments = Segments(layout, bytearray(layout.nbytes))
     for _ in range(num_slots):
         segments.insert(source.slot())
@@ -85,7 +85,7 @@ def test_draws_by_priority_are_proportional_to_what_errors_say() -> None:
 
 def test_new_transitions_have_the_largest_priority_and_removed_ones_none() -> None:
     source = SlotSource(num_steps=5, num_lanes=2)
-    layout = ReplayLayout.of(source.layout, capacity=12 * 5)
+    layout = ReplayLayout.of(source.layout, capacity=12 * 5, has_priorities=True)
     segments = Segments(layout, bytearray(layout.nbytes))
     draws = PrioritizedDraws(segments, exponent=1.0, offset=0.0)
     for _ in range(6):
@@ -125,3 +125,40 @@ def test_errors_of_any_size_have_a_priority() -> None:
     share = dict(zip(drawn.keys.tolist(), drawn.share.tolist(), strict=True))
     assert share[int(keys[1])] > 0.9
     assert draws._tree[keys[:1] % segments.layout.num_places] == 1
+
+
+def test_priorities_outlive_the_process() -> None:
+    source = SlotSource(num_steps=5, num_lanes=2)
+    layout = ReplayLayout.of(source.layout, capacity=12 * 5, has_priorities=True)
+    memory = bytearray(layout.nbytes)
+    segments = Segments(layout, memory)
+    draws = PrioritizedDraws(segments, exponent=0.6, offset=0.01)
+    for _ in range(9):
+        draws.inserted(segments.insert(source.slot()).numbers)
+        keys = held_keys(segments)
+        draws.settle(keys[::2], np.random.default_rng(len(keys)).standard_normal(len(keys[::2])).astype(np.float32) * 9)
+    draws.settle(held_keys(segments), np.full(segments.num_transitions, 0.5, np.float32))
+    later = Segments(layout, memory)
+    resumed = PrioritizedDraws(later, exponent=0.6, offset=0.01)
+    resumed.load_state_dict(draws.state_dict())
+    for _ in range(2):
+        before, after = (each.draw(1000, np.random.default_rng(1)) for each in (draws, resumed))
+        np.testing.assert_array_equal(before.keys, after.keys)
+        np.testing.assert_array_equal(before.share, after.share)
+        slot = source.slot()
+        for each, own in ((draws, segments), (resumed, later)):
+            each.inserted(own.insert(slot).numbers)  # the largest priority that there was is none that is there
+
+
+def test_a_segment_whose_priorities_a_kill_prevented_has_the_largest() -> None:
+    segments = filled(6)
+    keys, draws = held_keys(segments), PrioritizedDraws(segments, exponent=1.0, offset=0.0)
+    draws.settle(keys, np.where(keys == keys[0], 4.0, 0.25).astype(np.float32))
+    source = SlotSource(num_steps=5, num_lanes=2)
+    inserted = segments.insert(source.slot()).numbers
+    resumed = PrioritizedDraws(segments, exponent=1.0, offset=0.0)
+    keys = held_keys(segments)
+    priorities = np.where(keys >= inserted.start * 5, 0.25, 0.25)
+    assert keys[-1] >= inserted.start * 5
+    priorities[keys >= inserted.start * 5] = resumed._largest / 2**20
+    assert p_value(resumed, keys, priorities / priorities.sum()) > LEAST_PROBABILITY

@@ -7,22 +7,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.random_slots import random_slot
-from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.data.slots import Slot
+from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
+from rlsrl.envs.threads import lane_of
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.acting import LocalActor, PolicyActor
+from rlsrl.policies.acting import LocalActor, PolicyActor, RolloutActor
 from rlsrl.policies.build import build_network
 from rlsrl.policies.cnn import NatureCnnActionValues
-from rlsrl.policies.epsilon_greedy import EPSILON, values_to_logits
+from rlsrl.policies.epsilon_greedy import EPSILON, ape_x_exponents, raise_epsilon, values_to_logits
 from rlsrl.policies.export import ExportMismatch, check_export, export_dense
 from rlsrl.policies.exported import MASKED_LOGIT, ExportedActor
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.networks import MlpActionValues, MlpActorCritic
-from rlsrl.policies.numpy_policy import NumpyActor, NumpyPolicy
+from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes, NumpyPolicy
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec, masked_env_spec, pixels_env_spec
@@ -64,23 +67,54 @@ def test_only_legal_actions_are_taken_at_random() -> None:
     assert np.isfinite(logits).all(), "also where no action is legal"
 
 
-@pytest.mark.parametrize("kind", ["exported", "torch"])
-def test_draws_and_log_probabilities_follow_the_distribution(kind: str) -> None:
+@pytest.mark.parametrize("epsilon", [1.0, 0.4, 0.01, 0.0])
+def test_each_lane_may_have_a_power_of_epsilon(epsilon: float) -> None:
+    values = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    values[2:, 4] = MASKED_LOGIT
+    values[1:, 5] = MASKED_LOGIT  # no choice
+    exponents = np.array([1.0, 2.0, 8.0, 1.5, 3.0, 2.0], np.float32)
+    raised, expected = values.copy(), values.copy()
+    values_to_logits(raised, epsilon)
+    raise_epsilon(raised, exponents)
+    for lane, exponent in enumerate(exponents):
+        of_lane = expected[:, lane : lane + 1]
+        values_to_logits(of_lane, epsilon ** float(exponent))
+    np.testing.assert_allclose(softmax(raised), softmax(expected), rtol=1e-4, atol=1e-9)
+    assert raised.argmax(axis=0).tolist() == values.argmax(axis=0).tolist()
+
+
+def test_the_exponents_of_a_fleet_are_those_of_ape_x_whatever_the_actors() -> None:
+    whole = ape_x_exponents(range(8), 8, 7.0)
+    np.testing.assert_allclose(whole, [1 + 7 * i / 7 for i in range(8)])
+    parts = [ape_x_exponents(ranks, 8, 7.0) for ranks in (range(3), range(3, 6), range(6, 8))]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    np.testing.assert_array_equal(ape_x_exponents(range(1), 1, 7.0), [1.0])
+
+
+@pytest.mark.parametrize("exponents", [None, np.linspace(1.0, 3.0, NUM_LANES, dtype=np.float32)], ids=["same", "each"])
+@pytest.mark.parametrize("kind", ["exported", "torch", "lanes"])
+def test_draws_and_log_probabilities_follow_the_distribution(kind: str, exponents: Any) -> None:
     env_spec, epsilon = masked_env_spec(), 0.4
     policy = policy_of(env_spec, epsilon)
     slot = random_slot(env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(3))
-    rng = np.random.default_rng(5)
+    sizes: dict[str, Any] = {"num_steps": NUM_STEPS, "num_lanes": NUM_LANES, "rng": np.random.default_rng(5)}
     actor: LocalActor
     if kind == "torch":
-        actor = PolicyActor(policy, env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng)
+        actor = PolicyActor(policy, env_spec, exponents=exponents, **sizes)
     else:
         exported = policy.export()
         assert exported is not None
-        actor = NumpyActor(exported, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng)
+        actor = (NumpyActor if kind == "exported" else NumpyLanes)(exported, exponents=exponents, **sizes)
         actor.load(version(policy, {EPSILON: np.array(epsilon, np.float32)}))
     actor.begin(slot)
+    lanes: list[tuple[RolloutActor, Slot]] = [(actor, slot)]
+    if isinstance(actor, NumpyLanes):
+        lanes = [(lane, Slot(arrays=lane_of(slot.arrays, number))) for number, lane in enumerate(actor.lanes)]
+        for lane, own in lanes:
+            lane.begin(own)
     for step in range(NUM_STEPS):
-        actor.act(step)
+        for lane, _ in lanes:
+            lane.act(step)
     actor.finish()
 
     assert env_spec.action.mask is not None
@@ -89,12 +123,13 @@ def test_draws_and_log_probabilities_follow_the_distribution(kind: str) -> None:
                                  env_spec.observation.items()}).reshape(*mask.shape)  # fmt: skip
     has_choice = mask.sum(axis=-1) > 1
     chosen, best = slot.arrays["action"], values.argmax(axis=-1)
-    share = epsilon / np.maximum(mask.sum(axis=-1), 1)
-    expected = np.where(chosen == best, 1 - epsilon + share, share)
+    epsilons = epsilon ** (np.ones(NUM_LANES) if exponents is None else exponents.astype(np.float64))
+    share = epsilons / np.maximum(mask.sum(axis=-1), 1)
+    expected = np.where(chosen == best, 1 - epsilons + share, share)
     found = np.exp(slot.arrays["behavior_log_prob"])
     np.testing.assert_allclose(found[has_choice], expected[has_choice], rtol=1e-4)
     assert np.take_along_axis(mask, chosen[..., None], axis=-1)[has_choice].all(), "only legal ones"
-    frequency, probability = (chosen == best)[has_choice], (1 - epsilon + share)[has_choice]
+    frequency, probability = (chosen == best)[has_choice], (1 - epsilons + share)[has_choice]
     deviation = np.sqrt((probability * (1 - probability)).sum())
     assert abs(frequency.sum() - probability.sum()) < 4 * deviation
 
@@ -111,6 +146,64 @@ def test_the_exported_form_with_layer_norm_computes_the_same(epsilon: float | No
     assert ExportedActor.from_json(exported.to_json()) == exported
     statistics = {} if epsilon is None else {EPSILON: np.array(epsilon, np.float32)}
     check_export(policy, exported, version(policy, statistics))
+
+
+@pytest.mark.parametrize("quantiles", [1, 5])
+@pytest.mark.parametrize("env_spec", [discrete_env_spec(), masked_env_spec()], ids=["plain", "masked"])
+def test_a_dueling_network_adds_advantages_to_the_value_and_acts_by_advantages(
+    env_spec: EnvSpec, quantiles: int
+) -> None:
+    """Wang et al. (2016), equation 9: the mean of the actions' values is the observation's."""
+    policy = policy_of(env_spec, 0.1, hidden_sizes=(16, 8), dueling=True, quantiles=quantiles)
+    exported = policy.export()
+    assert exported is not None
+    assert exported.head.num_outputs == env_spec.action.num_actions
+    check_export(policy, exported, version(policy, {}))
+    observation = {path: random_array(spec) for path, spec in env_spec.observation.items()}
+    network = policy._network.network if env_spec.action.mask else policy._network
+    features = network.flatten({path: torch.from_numpy(observation[path]) for path in network._specs})
+    with torch.no_grad():
+        advantage = network.q(features).reshape(20, -1, quantiles).mean(dim=-1)
+        value = network.value(features).mean(dim=-1, keepdim=True)
+        values = network({path: torch.from_numpy(observation[path]) for path in network._specs})["q"]
+    torch.testing.assert_close(values.mean(dim=-1, keepdim=True), value)
+    torch.testing.assert_close(values - values[:, :1], advantage - advantage[:, :1])
+    numpy_policy = NumpyPolicy(exported)
+    for each in (policy, numpy_policy):
+        each.load(version(policy, {EPSILON: np.array(0.1, np.float32)}))
+    requests = [RolloutRequest(observation=observation)]
+    (by_torch,), (by_numpy,) = policy.predict(requests), numpy_policy.predict(requests)
+    np.testing.assert_allclose(by_numpy.distribution, by_torch.distribution, rtol=1e-5)
+
+
+def test_the_value_of_an_action_is_the_mean_of_its_quantiles() -> None:
+    env_spec = discrete_env_spec(num_actions=3)
+    policy = policy_of(env_spec, None, hidden_sizes=(8,), quantiles=7)
+    exported = policy.export()
+    assert exported is not None
+    assert ExportedActor.from_json(exported.to_json()) == exported
+    assert (exported.layers[-1].out_size, exported.layers[-1].means_of) == (3, 7)
+    check_export(policy, exported, version(policy, {}))
+    heads = policy._network({"observation": torch.from_numpy(random_array(env_spec.observation["observation"]))})
+    assert heads["quantiles"].shape == (20, 3, 7)
+    torch.testing.assert_close(heads["q"], heads["quantiles"].mean(dim=-1))
+
+
+def random_array(spec: ArraySpec) -> np.ndarray:
+    values = np.random.default_rng(0).standard_normal((20, *spec.shape))
+    return (values > 0).astype(spec.dtype) if spec.dtype == "int8" else values.astype(spec.dtype)
+
+
+def test_a_dueling_network_for_images_adds_advantages_to_the_value() -> None:
+    policy = policy_of(pixels_env_spec(), 0.1, NatureCnnActionValues, hidden_size=16, dueling=True)
+    network, slot = (
+        policy._network,
+        random_slot(pixels_env_spec(), num_steps=1, num_lanes=4, rng=np.random.default_rng(0)),
+    )
+    observation = {path: torch.from_numpy(slot.arrays[path][0]) for path in pixels_env_spec().observation}
+    with torch.no_grad():
+        features = network.features(observation)
+        torch.testing.assert_close(network(observation)["q"].mean(dim=-1, keepdim=True), network.value(features))
 
 
 def test_values_that_differ_are_found_where_the_best_action_is_the_same() -> None:

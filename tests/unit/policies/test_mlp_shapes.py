@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rlsrl.api.spec import NetworkOutputs
@@ -47,15 +49,19 @@ CASES = [
 @pytest.mark.parametrize(("name", "outputs"), CASES)
 @pytest.mark.parametrize("hidden_sizes", [(16,), (16, 8, 4)])
 @pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"dueling": True}, {"quantiles": 5}, {"dueling": True, "quantiles": 5}], ids=str
+)
 def test_the_shapes_are_those_of_the_network(
-    name: str, outputs: NetworkOutputs, hidden_sizes: tuple[int, ...], layer_norm: bool
+    name: str, outputs: NetworkOutputs, hidden_sizes: tuple[int, ...], layer_norm: bool, options: dict[str, Any]
 ) -> None:
     env_spec = SPECS[name]
-    factory, kwargs = FACTORIES[outputs], {"hidden_sizes": hidden_sizes}
+    options = options if outputs == "actionValues" else {}
+    factory, kwargs = FACTORIES[outputs], {"hidden_sizes": hidden_sizes, **options}
     network = build_network(factory, env_spec, {**kwargs, "layer_norm": layer_norm}, seed=1, outputs=outputs)
     layout = FlatLayout.of(network)
 
-    shapes = mlp_shapes(env_spec, hidden_sizes, outputs=outputs, layer_norm=layer_norm)
+    shapes = mlp_shapes(env_spec, hidden_sizes, outputs=outputs, layer_norm=layer_norm, **options)
 
     assert list(shapes.items()) == list(layout.shapes.items()), "in the same order"
     assert layout_digest(shapes) == layout.digest

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rlsrl.api.load import load_text
+from rlsrl.api.spec import ReplaySpec
 from rlsrl.data.slots import rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.workers.build.replay import replay_layout
@@ -38,10 +39,10 @@ def test_stacked_images_are_kept_once(rollout_length: int, bound: float) -> None
     """The bound is a share of one stack, with the next observation."""
     env_spec = env_spec_of(observation=ArraySpec(shape=(STACK, 84, 84), dtype="uint8"))
     slot = rollout_layout(env_spec, num_steps=rollout_length, num_lanes=8)
-    layout = replay_layout(environment_of("frameStack: 4"), slot, capacity=100_000)
+    layout = replay_layout(environment_of("frameStack: 4"), slot, ReplaySpec(capacity=100_000))
     assert layout.stacks == {"observation": STACK}
     assert layout.nbytes / 100_000 <= bound * STACK * IMAGE
-    whole = replay_layout(environment_of("maxEpisodeSteps: 9"), slot, capacity=100_000)
+    whole = replay_layout(environment_of("maxEpisodeSteps: 9"), slot, ReplaySpec(capacity=100_000))
     assert whole.stacks == {}
     assert whole.nbytes / 100_000 > STACK * IMAGE
 
@@ -54,5 +55,5 @@ def test_an_action_mask_is_no_stack_of_images_even_if_as_wide() -> None:
         }
     )
     slot = rollout_layout(env_spec, num_steps=32, num_lanes=8)
-    layout = replay_layout(environment_of("frameStack: 4, actionMask: legal"), slot, capacity=1000)
+    layout = replay_layout(environment_of("frameStack: 4, actionMask: legal"), slot, ReplaySpec(capacity=1000))
     assert layout.stacks == {"observation/image": STACK}

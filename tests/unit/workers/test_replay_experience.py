@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ import numpy as np
 import pytest
 
 from rlsrl.algorithms.learner import StepResult
-from rlsrl.buffers.replay.draws import UniformDraws
-from rlsrl.buffers.replay.layout import ReplayLayout
+from rlsrl.buffers.replay.draws import PrioritizedDraws, UniformDraws
+from rlsrl.buffers.replay.layout import MARK, ReplayLayout
 from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
-from rlsrl.buffers.replay.rows import rows_of
+from rlsrl.buffers.replay.rows import IMPORTANCE, rows_of
 from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
@@ -51,10 +52,19 @@ class Bench:
     """The test acts as the main thread, the training thread and the actors."""
 
     def __init__(
-        self, folder: Path, *, ratio: float = 0.5, start: int = 20, capacity: int = 60, lanes_in_turn: int | None = None
+        self,
+        folder: Path,
+        *,
+        ratio: float = 0.5,
+        start: int = 20,
+        capacity: int = 60,
+        lanes_in_turn: int | None = None,
+        by_priority: bool = False,
     ) -> None:
         self.source = SlotSource(num_steps=STEPS, num_lanes=LANES)
-        store = empty_replay_store(folder, ReplayLayout.of(self.source.layout, capacity=capacity))
+        store = empty_replay_store(
+            folder, ReplayLayout.of(self.source.layout, capacity=capacity, has_priorities=by_priority)
+        )
         self.segments = store.segments
         self.ledger = Counts()
         self.granted: list[tuple[int, Version, int]] = []
@@ -62,7 +72,11 @@ class Bench:
         self.episodes: list[EndedEpisodes] = []
         self.experience = ReplayExperience(
             store=store,
-            draws=UniformDraws(self.segments),
+            draws=(
+                PrioritizedDraws(self.segments, exponent=1.0, offset=1e-9)
+                if by_priority
+                else UniformDraws(self.segments)
+            ),
             limiter=RatioLimiter(
                 Pace(
                     updates_per_env_step=ratio,
@@ -74,7 +88,7 @@ class Bench:
                 updates_per_step=UPDATES,
                 steps_per_lane=STEPS,
             ),
-            drawing=Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9),
+            drawing=Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9, by_priority=by_priority),
             grant=lambda *arguments: self.granted.append(arguments),
             ledger=self.ledger,
         )
@@ -85,6 +99,12 @@ class Bench:
     @property
     def lanes_left(self) -> int:
         return sum(lanes for lanes, _, _ in self.granted) - LANES * len(self.episodes)
+
+    def held(self) -> list[int]:
+        """The keys of all transitions that are held."""
+        place, step = np.nonzero(self.segments.arrays["mask"] & (self.segments.arrays[MARK] > 0)[:, None])
+        keys: list[int] = ((self.segments.arrays[MARK][place] - 1) * STEPS + step).tolist()
+        return keys
 
     def gather(self, version: Version | None = None) -> None:
         slot = self.source.slot()
@@ -168,9 +188,34 @@ def test_a_batch_has_the_rows_of_its_keys(make_bench: Callable[..., Bench]) -> N
     assert batch is not None
     assert batch.num_transitions == len(batch.keys) == UPDATES * ROWS
     expected = rows_of(bench.segments, batch.keys, num_steps=2, discount=0.9)
-    assert batch.arrays.keys() == expected.keys()
+    assert batch.arrays.keys() == {*expected, IMPORTANCE}
+    np.testing.assert_array_equal(batch.arrays[IMPORTANCE], 1.0)
     for name, array in expected.items():
         np.testing.assert_array_equal(batch.arrays[name], array)
+
+
+def test_draws_by_priority_follow_the_errors_of_rows_and_say_how_to_correct_them(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, by_priority=True)
+    for _ in range(4):
+        bench.gather()
+    first = bench.experience.next_batch(timeout=0)
+    assert isinstance(first, ReplayBatch)
+    np.testing.assert_allclose(first.arrays[IMPORTANCE], 1.0)
+    errors = np.full(UPDATES * ROWS, np.nan, np.float32)
+    errors[:-1] = 0.25
+    errors[0] = 3.0
+    bench.experience.trained(first, replace(result_of(1, (True,) * UPDATES), errors=errors))
+    bench.experience.grant(Version(1, 1))
+    number = bench.segments.num_transitions
+    known = {int(key): float(error) for key, error in zip(first.keys[:-1], errors[:-1], strict=True)}
+    place = {int(key): known.get(int(key), 1.0) for key in bench.held()}
+    total = sum(place.values())
+    second = bench.experience.next_batch(timeout=0)
+    assert isinstance(second, ReplayBatch)
+    expected = [total / (number * place[int(key)]) for key in second.keys]
+    np.testing.assert_allclose(second.arrays[IMPORTANCE], expected, rtol=1e-4)
+    with pytest.raises(ConfigurationError, match="is to draw by priority, and no loss has 'errors'"):
+        bench.experience.trained(second, result_of(2, (True,) * UPDATES))
 
 
 def test_transitions_of_skipped_minibatches_stay_untrained(make_bench: Callable[..., Bench]) -> None:
@@ -194,7 +239,7 @@ def test_gathering_begins_alone_then_both_go_on_at_the_ratio(make_bench: Callabl
     assert bench.train() is not None
     assert bench.lanes_left > before
     assert bench.granted[-1][1] == Version(1, 1)
-    assert bench.experience.limiter_state(0)["updates"] == UPDATES
+    assert bench.experience.state_dict(0)["updates"] == UPDATES
 
 
 def test_the_policy_lag_is_that_of_the_slots_that_have_arrived(make_bench: Callable[..., Bench]) -> None:

@@ -11,12 +11,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rlsrl.algorithms.learner import StepResult
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import Placement, cluster_placement, local_placement
 from rlsrl.api.resolve import resolve
+from rlsrl.buffers.replay.draws import PrioritizedDraws
+from rlsrl.buffers.replay.layout import MARK, PRIORITY
 from rlsrl.buffers.replay.ratio import Pace
 from rlsrl.buffers.replay.segments import Segments
 from rlsrl.data.slots import Slot
@@ -42,7 +46,7 @@ spec:
   algorithm:
     custom:
       factory: rlsrl.testing.q_learning:QLearning
-      needs: {minibatchSize: 4, outputs: actionValues, replay: {capacity: 120, start: 24, nStep: 2}}
+      needs: {minibatchSize: 4, outputs: actionValues, replay: {capacity: 120, start: 24, nStep: 2, priorities: {}}}
   actors: {environments: 6, replicas: 2, rolloutLength: 4}
   pacing: {trainStepsPerEnvStep: 0.5}
   stop: {envSteps: 1000000}
@@ -51,6 +55,7 @@ WRITES: tuple[tuple[type, str], ...] = (
     (LedgerPage, "apply"),
     (Segments, "_free"),
     (Segments, "_write"),
+    (PrioritizedDraws, "_refresh"),
     (Segments, "forget_training_after"),
     (ReplayExperience, "_note_trained"),
 )
@@ -171,7 +176,10 @@ class Life:
         """Compare the ledger with the store and with what was ever taken, between two writes."""
         counters = self.counters
         assert sum(counters.values()) == self._run.taken, counters
-        assert counters.get("in_buffer", 0) == self.store.segments.count_untrained()
+        segments = self.store.segments
+        assert counters.get("in_buffer", 0) == segments.count_untrained()
+        is_held = segments.arrays["mask"] & (segments.arrays[MARK] > 0)[:, np.newaxis]
+        assert (segments.arrays[PRIORITY][is_held] > 0).all()
 
     def work(self) -> bool:
         """Train if training is due, else gather a slot; return whether a step was trained."""
@@ -187,13 +195,14 @@ class Life:
         assert isinstance(batch, ReplayBatch)
         self.step += 1
         taken = (True,) * self.experience._drawing.updates
-        self.experience.trained(batch, result_of(self.step, taken))
+        errors = np.random.default_rng(self.step).standard_normal(batch.num_transitions).astype(np.float32)
+        self.experience.trained(batch, result_of(self.step, taken, errors))
         return True
 
     def save(self) -> None:
         values = {
             "ledgers": [self.ledger.snapshot()],
-            "limiter": self.experience.limiter_state(self.env_steps),
+            "limiter": self.experience.state_dict(self.env_steps),
             "progress": self.env_steps,
             "dues": self._run.dues[: self.env_steps + 1],
         }
@@ -226,8 +235,10 @@ class Life:
         self.lanes += lanes
 
 
-def result_of(step: int, taken: tuple[bool, ...]) -> StepResult:
-    return StepResult(step=step, optimizer_steps=0, taken=taken, num_transitions=0, num_untrained=0, metrics={})
+def result_of(step: int, taken: tuple[bool, ...], errors: NDArray[np.float32]) -> StepResult:
+    return StepResult(
+        step=step, optimizer_steps=0, taken=taken, num_transitions=0, num_untrained=0, errors=errors, metrics={}
+    )
 
 
 @pytest.mark.parametrize("max_policy_lag", [1, 0], ids=["at_once", "in_turn"])

@@ -38,6 +38,8 @@ INDEX = "index"
 """A key of every schedule: [K, M] int64, the batch rows of each of K minibatches of M rows."""
 WEIGHT = "weight"
 """A key of every schedule: [K, M] float32, above 0 where the row of ``INDEX`` is a transition, else 0."""
+ERRORS = "errors"
+"""A key of one loss's metrics, for draws by priority: the errors of the minibatch's rows, [M]. It is no metric."""
 
 
 def one_rank(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -68,6 +70,7 @@ class ParameterGroup:
 
     Returns this rank's share of the loss: the shares of all ranks add up to the loss of the whole minibatch. Beside it
     it returns metrics: scalars without gradients, this rank's shares, as the loss is. Each group's have other names.
+    One loss may have ``ERRORS`` among them.
 
     The losses of microbatches add up in the same way: each term is a sum over rows.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlsrl.algorithms.adam import Adam
-from rlsrl.algorithms.base import INDEX, POLICY, WEIGHT, Algorithm, Batch, ParameterGroup, Tensors, one_rank
+from rlsrl.algorithms.base import ERRORS, INDEX, POLICY, WEIGHT, Algorithm, Batch, ParameterGroup, Tensors, one_rank
 from rlsrl.algorithms.catalog import implementation_of
 from rlsrl.algorithms.evaluation import evaluated_in_parts
 from rlsrl.algorithms.gradients import LocalGradients
@@ -18,7 +18,7 @@ from rlsrl.algorithms.learner import Learner, first_parameters
 from rlsrl.api.spec import AlgorithmSettings, AlgorithmSpec
 from rlsrl.buffers.replay.draws import UniformDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
-from rlsrl.buffers.replay.rows import rows_of
+from rlsrl.buffers.replay.rows import IMPORTANCE, rows_of
 from rlsrl.buffers.replay.segments import Segments
 from rlsrl.data.random_slots import random_slot
 from rlsrl.data.slots import ProducerId, Slot, rollout_layout
@@ -71,7 +71,7 @@ def check_algorithm(
     policy = TorchPolicy(module, env_spec, outputs=outputs)
     rng = np.random.default_rng(seed)
     slot = random_slot(env_spec, num_steps=rows // num_lanes, num_lanes=num_lanes, rng=rng)
-    batch = slot.arrays if spec.chosen.replay is None else _drawn(env_spec, slot, spec.chosen, rng)
+    batch = slot.arrays if spec.chosen.draws_from is None else _drawn(env_spec, slot, spec.chosen, rng)
     if problems := list(_problems(spec, policy, batch)):
         raise ConfigurationError(
             "\n".join(
@@ -87,7 +87,7 @@ def _problems(spec: AlgorithmSpec, policy: TorchPolicy, slots: Arrays) -> Iterat
     params = first_parameters(algorithm.groups, initial, CPU)
     before = {name: vector.clone() for name, vector in params.items()}
     batch, schedule = _step_inputs(algorithm, params, slots)
-    replays = spec.chosen.replay is not None
+    replays = spec.chosen.draws_from is not None
     expected = (1 if replays else spec.chosen.passes, spec.chosen.minibatch_rows)
     if (found := tuple(schedule[INDEX].shape)) != expected:
         yield f"schedule: {INDEX!r} has the shape {found}; passes and rows of a minibatch are {expected}"
@@ -114,6 +114,9 @@ def _problems(spec: AlgorithmSpec, policy: TorchPolicy, slots: Arrays) -> Iterat
             yield f"{where}: the gradients of a minibatch's halves do not add up to its own: each term must be a sum"
         if _differ(whole, _gradient(algorithm, name, group, params, *without)[0]):
             yield f"prepare or schedule: steps that are no transitions have an influence; they need a {WEIGHT!r} of 0"
+    store = spec.chosen.draws_from
+    if store is not None and store.priorities is not None and ERRORS not in names:
+        yield f"losses: none has {ERRORS!r} among its metrics, and the store is drawn from by priority"
     if twice := sorted({name for name in names if names.count(name) > 1}):
         yield f"losses: several groups have the metrics {twice}"
     learner = Learner(algorithm, initial, learning_rate=1e-3, optimizer=Adam(max_gradient_norm=1.0), seed=0)
@@ -126,7 +129,7 @@ def _problems(spec: AlgorithmSpec, policy: TorchPolicy, slots: Arrays) -> Iterat
 
 def _drawn(env_spec: EnvSpec, slot: Slot, settings: AlgorithmSettings, rng: np.random.Generator) -> Arrays:
     """Return the rows of a minibatch, drawn from a store with this slot."""
-    assert settings.replay is not None, "asked before"
+    assert settings.draws_from is not None, "asked before"
     slot.producer = ProducerId(0, 0)
     num_steps, num_lanes = slot.arrays["mask"].shape
     of_slot = rollout_layout(env_spec, num_steps=num_steps, num_lanes=num_lanes)
@@ -134,7 +137,8 @@ def _drawn(env_spec: EnvSpec, slot: Slot, settings: AlgorithmSettings, rng: np.r
     segments = Segments(layout, bytearray(layout.nbytes))
     segments.insert(slot)
     keys = UniformDraws(segments).draw(settings.minibatch_rows, rng).keys
-    return rows_of(segments, keys, num_steps=settings.replay.n_step, discount=settings.discount)
+    rows = rows_of(segments, keys, num_steps=settings.draws_from.n_step, discount=settings.discount)
+    return {**rows, IMPORTANCE: np.ones(len(keys), np.float32)}
 
 
 def _without_gaps(slots: Arrays) -> Arrays:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlsrl.algorithms.adam import Adam, AdamState
 from rlsrl.algorithms.base import (
+    ERRORS,
     INDEX,
     LEARNING_RATE,
     POLICY,
@@ -55,6 +56,9 @@ class StepResult:
     """Transitions of this rank's batch whose every minibatch was skipped."""
     trained_rows: NDArray[np.int64] | None = None
     """The rows of this rank's batch that are in a minibatch that was not skipped; None: no minibatch was skipped."""
+    errors: NDArray[np.float32] | None = None
+    """``ERRORS`` of this rank's rows, each from the last minibatch with it; NaN in rows that no minibatch that was not
+    skipped contained. None: no loss says them."""
     metrics: Mapping[str, float]
     """Means over the minibatches that were not skipped. Loss terms are missing if all were skipped."""
 
@@ -164,6 +168,7 @@ class Learner:
             taken=tuple(taken.tolist()),
             num_transitions=batch.num_transitions,
             trained_rows=trained,
+            errors=_errors(batch, schedule, metrics, taken),
             num_untrained=0 if trained is None else batch.num_transitions - trained.size,
             metrics={**counts, **settings, **batch.metrics, **self._means(metrics, norms, taken)},
         )
@@ -318,7 +323,8 @@ def _place(group: str) -> str:
 
 def _means_of(values: Sequence[Tensors], taken: NDArray[np.bool_]) -> dict[str, np.floating[Any]]:
     """Return each value's mean over the minibatches taken."""
-    return {name: to_host(torch.stack([each[name] for each in values]))[taken].mean() for name in values[0]}
+    names = [name for name in values[0] if name != ERRORS]
+    return {name: to_host(torch.stack([each[name] for each in values]))[taken].mean() for name in names}
 
 
 def _scalar(value: float) -> NDArray[np.float32]:
@@ -332,6 +338,18 @@ def _trained_rows(schedule: Tensors, taken: NDArray[np.bool_]) -> NDArray[np.int
     index, weight = (to_host(schedule[name])[taken] for name in (INDEX, WEIGHT))
     rows: NDArray[np.int64] = np.unique(index[weight > 0.0])
     return rows
+
+
+def _errors(
+    batch: Batch, schedule: Tensors, metrics: Sequence[Tensors], taken: NDArray[np.bool_]
+) -> NDArray[np.float32] | None:
+    """Return ``StepResult.errors``."""
+    if ERRORS not in metrics[0]:
+        return None
+    errors = np.full(len(next(iter(batch.rows.values()))), np.nan, np.float32)
+    found = to_host(torch.stack([each[ERRORS] for each in metrics]))
+    errors[to_host(schedule[INDEX])[taken].reshape(-1)] = found[taken].reshape(-1)
+    return errors
 
 
 def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:

@@ -52,7 +52,7 @@ class MinibatchOutcome(NamedTuple):
     """The results of a step."""
 
     metrics: Tensors
-    """The losses' metrics, this rank's shares: each []."""
+    """The losses' metrics, this rank's shares: each [], but for ``ERRORS``, which is [M]."""
     norms: Tensors
     """The norms of the gradients before clipping, by group: each []."""
     is_taken: Tensor

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from rlsrl.algorithms.base import POLICY, WEIGHT, Algorithm, Batch, Evaluate, ParameterGroup, Reduce, Tensors
 from rlsrl.algorithms.returns import explained_variance, explained_variance_sums, generalized_advantages
-from rlsrl.algorithms.rows import as_rows, check_divides, frame_rows, mean_schedule, step_rows
+from rlsrl.algorithms.rows import as_rows, check_divides, chosen_values, frame_rows, mean_schedule, step_rows
 from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
 from rlsrl.api.spec import PqnSpec
 from rlsrl.data.specs import Arrays
@@ -91,7 +91,7 @@ class Pqn(Algorithm):
     def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:
         """Return the ``largest`` value and that of the ``chosen`` action, [N] each."""
         values = self._network(params[POLICY], rows)["q"]
-        return {"largest": values.amax(dim=-1), "chosen": _chosen(values, rows["action"])}
+        return {"largest": values.amax(dim=-1), "chosen": chosen_values(values, rows["action"])}
 
     @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
@@ -112,11 +112,7 @@ class Pqn(Algorithm):
         """Return the mean squared difference of the chosen actions' values from their targets, as a weighted sum."""
         del state
         weight = minibatch[WEIGHT]
-        chosen = _chosen(self._network(params[POLICY], minibatch)["q"], minibatch["action"])
+        chosen = chosen_values(self._network(params[POLICY], minibatch)["q"], minibatch["action"])
         loss = torch.dot((chosen - minibatch["target"]).square(), weight)
         metrics = {"loss": loss, "q": torch.dot(chosen, weight)}
         return loss, {name: tensor.detach() for name, tensor in metrics.items()}
-
-
-def _chosen(values: Tensor, action: Tensor) -> Tensor:
-    return values.gather(-1, action.unsqueeze(-1)).squeeze(-1)

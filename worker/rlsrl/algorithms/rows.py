@@ -1,6 +1,7 @@
-"""Rows of a batch, and their minibatches: for algorithms that train on each rollout once, as it arrives.
+"""Rows of a batch, and their minibatches.
 
-A row is one step of a lane. A batch of T steps of B lanes has T * B rows, time first.
+A row is one step of a lane. A batch of T steps of B lanes has T * B rows, time first. Rows that were drawn from a store
+are in the order of their minibatches.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from rlsrl.algorithms.base import INDEX, WEIGHT, Reduce, Tensors
+from rlsrl.algorithms.base import INDEX, WEIGHT, Batch, Reduce, Tensors
+from rlsrl.buffers.replay.rows import IMPORTANCE
 from rlsrl.data.specs import Arrays
 from rlsrl.policies.device import to_device
 from rlsrl.policies.functional import PureNetwork
@@ -76,6 +79,41 @@ def mean_schedule(
     count = reduce(valid.sum(axis=1).astype(np.float64))[:, np.newaxis]
     weight = (valid / np.maximum(count, 1.0)).astype(np.float32)
     return {INDEX: torch.from_numpy(index), WEIGHT: torch.from_numpy(weight)}
+
+
+def chosen_values(values: Tensor, action: Tensor) -> Tensor:
+    """Return the values, [N], of the actions [N] int64 among those of all, [N, A]."""
+    return values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def drawn_batch(rows: Arrays, device: torch.device) -> Batch:
+    """Return the batch of rows that were drawn from a store: those of ``rlsrl.buffers.replay.rows``."""
+    return Batch(
+        rows={name: to_device(array, device) for name, array in rows.items() if name != IMPORTANCE},
+        schedule_inputs={IMPORTANCE: rows[IMPORTANCE]},
+        num_transitions=len(rows[IMPORTANCE]),
+    )
+
+
+def drawn_schedule(batch: Batch, *, size: int, num_ranks: int) -> Tensors:
+    """Return the schedule of a ``drawn_batch``: minibatches in the order of its rows, which were drawn at random.
+
+    Each has [K, size]: ``INDEX``; ``WEIGHT``, with which weighted sums over all ranks are means; and ``IMPORTANCE``,
+    the importance ratios divided by the largest of the minibatch. A loss that multiplies ``WEIGHT`` by a power of it
+    corrects for draws by priority (Schaul et al. 2016, section 3.4): ``(w_i / max w) ** beta`` has the exponent beta in
+    the loss, where it may change during training.
+
+    Args:
+        batch: K * size rows.
+        size: Rows of this rank's share of a minibatch.
+        num_ranks: Ranks that share each minibatch evenly.
+    """
+    importance = batch.schedule_inputs[IMPORTANCE].reshape(-1, size)
+    return {
+        INDEX: torch.arange(importance.size).reshape(-1, size),
+        WEIGHT: torch.full(importance.shape, 1.0 / (size * num_ranks)),
+        IMPORTANCE: torch.from_numpy(importance / importance.max(axis=1, keepdims=True)),
+    }
 
 
 def _actions(slots: Arrays) -> NDArray[Any]:

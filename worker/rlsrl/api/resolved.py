@@ -280,9 +280,11 @@ class ActorConfig(RoleConfig):
     """The network that chooses actions, for policies that cannot be exported without torch."""
     outputs: NetworkOutputs
     """What the network computes."""
+    epsilon_spread: Annotated[float, Field(ge=0)] = 0.0
+    """How much the epsilons of environments differ: see ``rlsrl.policies.epsilon_greedy.ape_x_exponents``."""
     num_actors: PositiveInteger | None = None
-    """Number of actors that share ``environments``, or whose number an environment with its place gets to know. None
-    with ``environments_per_actor`` otherwise: then actors need no restart when others come and go."""
+    """Number of actors that share ``environments``, or whose number an environment with its place, or its epsilon, gets
+    to know. None with ``environments_per_actor`` otherwise: then actors need no restart when others come and go."""
     environments: PositiveInteger | None = None
     """Environments of all actors together; None when each has the same number."""
     environments_per_actor: PositiveInteger | None = None

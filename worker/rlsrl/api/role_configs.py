@@ -140,7 +140,7 @@ def trainer_config(context: ResolutionContext) -> TrainerConfig:
         normalize_observations=spec.policy.normalize_observations,
         algorithm=spec.algorithm,
         rollout_length=spec.actors.rollout_length,
-        batch_lanes=spec.batch_environments if spec.algorithm.chosen.replay is None else spec.trainers.replicas,
+        batch_lanes=spec.batch_environments if spec.algorithm.chosen.draws_from is None else spec.trainers.replicas,
         max_policy_lag=spec.pacing.max_policy_lag,
         replay=_replay(spec, placement),
         compile=_compile_mode(spec),
@@ -175,12 +175,13 @@ def _replay(spec: ExperimentSpec, placement: Placement) -> ReplayConfig | None:
 def actor_config(context: ResolutionContext) -> ActorConfig:
     """Return the actors' config."""
     spec, actors, algorithm = context.spec, context.spec.actors, context.spec.algorithm.chosen
-    needs_number = actors.environments is not None or spec.environment.pass_place
+    needs_number = actors.environments is not None or spec.environment.pass_place or algorithm.lanes_differ_by > 0
     return ActorConfig(
         **context.common,
         environment=context.environment,
         network=spec.policy.network,
-        outputs=spec.algorithm.chosen.outputs,
+        outputs=algorithm.outputs,
+        epsilon_spread=algorithm.lanes_differ_by,
         num_actors=context.num_workers[ACTOR] if needs_number else None,
         environments=actors.environments,
         environments_per_actor=actors.environments_per_actor,

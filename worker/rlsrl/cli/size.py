@@ -147,9 +147,9 @@ def _replay_lines(spec: ExperimentSpec, env_spec: EnvSpec) -> Iterator[str]:
     from rlsrl.sizing.report import replay_line
     from rlsrl.workers.build.replay import replay_layout
 
-    if (replay := spec.algorithm.chosen.replay) is not None:
+    if (replay := spec.algorithm.chosen.draws_from) is not None:
         slot = rollout_layout(env_spec, num_steps=spec.actors.rollout_length, num_lanes=1)
-        layout = replay_layout(spec.environment.for_workers, slot, capacity=replay.capacity)
+        layout = replay_layout(spec.environment.for_workers, slot, replay)
         yield replay_line(capacity=replay.capacity, nbytes=layout.nbytes)
 
 

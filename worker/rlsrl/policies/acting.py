@@ -90,14 +90,23 @@ class DistributionActor:
     """
 
     def __init__(
-        self, env_spec: EnvSpec, *, num_steps: int, num_lanes: int, rng: np.random.Generator, greedy: bool = False
+        self,
+        env_spec: EnvSpec,
+        *,
+        num_steps: int,
+        num_lanes: int,
+        rng: np.random.Generator,
+        greedy: bool = False,
+        exponents: NDArray[np.float32] | None = None,
     ) -> None:
         """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
 
-        ``greedy``: take the most probable action, as evaluation does.
+        ``greedy``: take the most probable action, as evaluation does. ``exponents``: see ``make_sampler``.
         """
         self._paths = list(env_spec.observation)
-        self._sampler = sampler_for(env_spec.action, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy)
+        self._sampler = sampler_for(
+            env_spec.action, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy, exponents=exponents
+        )
 
     def begin(self, slot: Slot) -> None:
         """Start on a slot: draw noise for all its steps."""
@@ -139,9 +148,12 @@ class PolicyActor(DistributionActor, LocalActor):
         num_lanes: int,
         rng: np.random.Generator,
         greedy: bool = False,
+        exponents: NDArray[np.float32] | None = None,
     ) -> None:
         """Act by ``policy``; the other arguments are those of ``DistributionActor``."""
-        DistributionActor.__init__(self, env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy)
+        DistributionActor.__init__(
+            self, env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy, exponents=exponents
+        )
         self._policy = policy
 
     @override

@@ -13,7 +13,15 @@ from rlsrl.api.spec import NetworkOutputs
 from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.device import CPU
 from rlsrl.policies.masked import MaskedNetwork
-from rlsrl.policies.networks import ACTION_VALUES_HEAD, HEADS, POLICY_HEAD, VALUE_HEAD, acting_head, num_choices
+from rlsrl.policies.networks import (
+    ACTION_VALUES_HEAD,
+    HEADS,
+    POLICY_HEAD,
+    QUANTILES_HEAD,
+    VALUE_HEAD,
+    acting_head,
+    num_choices,
+)
 from rlsrl.runtime.errors import ConfigurationError
 
 PROBE_LANES = 3
@@ -117,6 +125,8 @@ def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device,
     }
     for head in needed:
         _check_head(head, heads[head], shapes[head], name)
+    if (quantiles := heads.get(QUANTILES_HEAD)) is not None and ACTION_VALUES_HEAD in needed:
+        _check_head(QUANTILES_HEAD, quantiles, (*shapes[ACTION_VALUES_HEAD], *quantiles.shape[-1:]), name)
 
 
 def _check_head(head: str, tensor: Tensor, shape: tuple[int, ...], name: str) -> None:

@@ -20,6 +20,7 @@ from rlsrl.policies.networks import (
     VALUE_HEAD,
     Heads,
     Observation,
+    action_values,
     num_choices,
     orthogonal,
 )
@@ -134,10 +135,16 @@ class NatureCnnActorCritic(NatureCnnPolicy):
 
 
 class NatureCnnActionValues(NatureCnn):
-    """The value of each action on the body; gain 1 before the values."""
+    """The value of each action on the body; gain 1 before the values. Options as of ``MlpActionValues``."""
 
     def __init__(
-        self, env_spec: EnvSpec, *, hidden_size: int = 512, precision: Literal["float32", "bfloat16"] = "float32"
+        self,
+        env_spec: EnvSpec,
+        *,
+        hidden_size: int = 512,
+        precision: Literal["float32", "bfloat16"] = "float32",
+        dueling: bool = False,
+        quantiles: int = 1,
     ) -> None:
         """Fit the image and the discrete actions of ``env_spec``: see ``NatureCnn``.
 
@@ -146,17 +153,22 @@ class NatureCnnActionValues(NatureCnn):
         """
         num_actions = num_choices(env_spec)
         super().__init__(env_spec, hidden_size=hidden_size, precision=precision)
-        self.q = orthogonal(nn.Linear(hidden_size, num_actions), 1.0)
+        self._quantiles = quantiles
+        self.q = orthogonal(nn.Linear(hidden_size, num_actions * quantiles), 1.0)
+        self.value = orthogonal(nn.Linear(hidden_size, quantiles), 1.0) if dueling else None
 
     @override
     def forward(self, observation: Observation) -> Heads:
-        """Return the values of actions, ``q`` [N, A]."""
-        return {ACTION_VALUES_HEAD: self.of_actions(self.features(observation))}
+        """Return the values of actions, ``q`` [N, A], and their ``quantiles`` [N, A, K] if there are several."""
+        return self._heads(self.features(observation))
 
     @override
     def of_actions(self, features: Tensor) -> Tensor:
-        values: Tensor = self.q(features)
-        return values
+        return self._heads(features)[ACTION_VALUES_HEAD]
+
+    def _heads(self, features: Tensor) -> Heads:
+        value = None if self.value is None else self.value(features)
+        return action_values(self.q(features), value, quantiles=self._quantiles)
 
 
 def _image(env_spec: EnvSpec) -> tuple[str, int, int, int]:

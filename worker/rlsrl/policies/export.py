@@ -56,6 +56,7 @@ def export_dense(
     log_std: str | None = None,
     action: ActionSpec | None = None,
     is_values: bool = False,
+    quantiles: int = 1,
 ) -> ExportedActor:
     """Export a tower of ``nn.Linear`` with ``nn.Tanh`` or ``nn.ReLU`` between, whose outputs are logits and means.
 
@@ -64,7 +65,8 @@ def export_dense(
     ``name`` is the tower's name in its network (``"actor"``), by which ``layout`` names the parameters. The tower takes
     the observation arrays as ``networks.FlattenObservation`` gives them, in the given order. ``log_std`` is the name of
     the parameter with the logarithms of the deviations if there are means among the outputs; None if all are logits.
-    Joint actions need ``action``, the environment's. ``is_values``: the outputs are the values of discrete actions.
+    Joint actions need ``action``, the environment's. ``is_values``: the outputs are the values of discrete actions,
+    or so many ``quantiles`` of each action's, one action after the other.
 
     Raises:
         ValueError: the tower has a module of another kind or in another place, or ``log_std`` does not exist.
@@ -88,7 +90,7 @@ def export_dense(
             )
     if pending is None or norm is not None:
         raise ValueError(f"{name} must end with the nn.Linear whose outputs are the logits or means")
-    layers.append(_dense_layer(*pending, "identity", layout))
+    layers.append(_dense_layer(*pending, "identity", layout, means_of=quantiles))
     return ExportedActor(
         layout=layout.digest,
         num_parameters=layout.num_parameters,
@@ -126,7 +128,13 @@ def _activation(module: nn.Module) -> Activation | None:
 
 
 def _dense_layer(
-    name: str, module: nn.Linear, activation: Activation, layout: FlatLayout, norm: str | None = None
+    name: str,
+    module: nn.Linear,
+    activation: Activation,
+    layout: FlatLayout,
+    norm: str | None = None,
+    *,
+    means_of: int = 1,
 ) -> DenseLayer:
     if f"{name}.bias" not in layout.shapes:
         raise ValueError(f"{name} has no bias; an exported layer needs one")
@@ -135,7 +143,8 @@ def _dense_layer(
         weight_offset=layout.offsets[f"{name}.weight"],
         bias_offset=layout.offsets[f"{name}.bias"],
         in_size=module.in_features,
-        out_size=module.out_features,
+        out_size=module.out_features // means_of,
+        means_of=means_of,
         activation=activation,
         norm_offset=None if norm is None else layout.offsets[f"{norm}.weight"],
     )
@@ -144,7 +153,7 @@ def _dense_layer(
 def check_export(policy: NetworkPolicy, exported: ExportedActor, parameters: Parameters) -> None:
     """Compare a policy with its exported actor on random observations. A trainer does so at its start.
 
-    Values of actions are compared as such: their logits depend only on which one is the largest.
+    Values of actions are compared but for their mean: which action is chosen depends on their differences alone.
 
     Raises:
         ExportMismatch: an output differs by more than ``CHECK_TOLERANCE`` of the largest.
@@ -160,6 +169,8 @@ def check_export(policy: NetworkPolicy, exported: ExportedActor, parameters: Par
     # The logits of illegal actions are equal in both. Without this they would be the largest outputs by far.
     legal = (expected != MASKED_LOGIT) | (found != MASKED_LOGIT)
     expected, found = np.where(legal, expected, 0.0), np.where(legal, found, 0.0)
+    if head != exported.head:
+        expected, found = (_without_mean(values, legal) for values in (expected, found))
     largest = float(np.abs(expected).max())
     difference = float(np.abs(found - expected).max())
     if not difference <= CHECK_TOLERANCE * largest:
@@ -167,6 +178,13 @@ def check_export(policy: NetworkPolicy, exported: ExportedActor, parameters: Par
             f"the exported actor's outputs differ from the network's by up to {difference:.3g}; the largest output is "
             f"{largest:.3g}. Check that the network's export_actor() covers all of its forward()"
         )
+
+
+def _without_mean(values: NDArray[np.float32], legal: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return the values, [N, A], without the mean of those of legal actions; 0 for others."""
+    mean = values.sum(axis=1, keepdims=True) / np.maximum(legal.sum(axis=1, keepdims=True), 1)
+    centred: NDArray[np.float32] = np.where(legal, values - mean, np.float32(0.0))
+    return centred
 
 
 def _random_observation(specs: Mapping[str, ArraySpec]) -> Arrays:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from rlsrl.data.specs import ActionPart, ArraySpec, PartKind, digest
 
+SMALLEST = np.finfo(np.float32).tiny
+"""Lower bound of draws and probabilities: they can be exactly 0, and their logarithm must be finite."""
 MASKED_LOGIT = -1e9
 """The logit of an illegal action: beside any other its probability is exactly 0, and its entropy is not NaN."""
 
@@ -42,7 +44,11 @@ ACTIVATIONS: Mapping[Activation, Callable[..., Any] | None] = {"identity": None,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseLayer:
-    """``activation(norm(W x + b))``, with W [out_size, in_size] row by row and b [out_size] in the flat vector."""
+    """``activation(norm(W x + b))``, with W [out_size, in_size] row by row and b [out_size] in the flat vector.
+
+    With ``means_of`` the vector has so many times as many rows and biases: each output is the mean of that many in a
+    row, as the value of an action is of its quantiles.
+    """
 
     name: str
     """The layer's name in its network, for error texts."""
@@ -54,12 +60,18 @@ class DenseLayer:
     norm_offset: int | None = None
     """Place of the layer normalisation's gain [out_size] in the flat vector, with its shift [out_size] behind it; None:
     outputs go to the activation as they are."""
+    means_of: int = 1
+
+    @property
+    def num_rows(self) -> int:
+        """Rows and biases in the flat vector."""
+        return self.out_size * self.means_of
 
     @property
     def end(self) -> int:
         """One past the last place of the flat vector that the layer reads."""
         norm_end = 0 if self.norm_offset is None else self.norm_offset + 2 * self.out_size
-        return max(self.weight_offset + self.out_size * self.in_size, self.bias_offset + self.out_size, norm_end)
+        return max(self.weight_offset + self.num_rows * self.in_size, self.bias_offset + self.num_rows, norm_end)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +194,13 @@ class ExportedActor:
         for layer in self.layers:
             if layer.in_size != size:
                 raise ValueError(f"layer {layer.name!r} takes {layer.in_size} inputs and would get {size}")
-            places = (layer.weight_offset, layer.bias_offset, layer.norm_offset or 0, layer.out_size)
+            places = (
+                layer.weight_offset,
+                layer.bias_offset,
+                layer.norm_offset or 0,
+                layer.out_size,
+                layer.means_of - 1,
+            )
             if min(places) < 0 or layer.end > self.num_parameters:
                 raise ValueError(f"layer {layer.name!r} reads outside the {self.num_parameters} parameters")
             if layer.activation not in ACTIVATIONS:

@@ -139,9 +139,11 @@ class RequestingLanes:
         num_lanes: int,
         rng: np.random.Generator,
         load: Callable[[Parameters], None] = lambda _: None,
+        exponents: NDArray[np.float32] | None = None,
     ) -> None:
         """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
 
+        ``exponents``: see ``make_sampler``.
         ``load`` makes the policy that answers these lanes use new weights. The requests carry ``number``.
         """
         self.load = load
@@ -151,7 +153,9 @@ class RequestingLanes:
         """Of the observation arrays."""
         self.min_version = INITIAL
         """The oldest weights that may answer."""
-        self._sampler = sampler_for(env_spec.action, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=False)
+        self._sampler = sampler_for(
+            env_spec.action, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=False, exponents=exponents
+        )
         self._samplers = [self._sampler.of_lane(lane) for lane in range(num_lanes)]
         self.lanes = tuple(RequestingLane(self, lane, requests, sampler) for lane, sampler in enumerate(self._samplers))
         """By number of the lane."""

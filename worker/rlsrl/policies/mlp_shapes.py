@@ -15,14 +15,19 @@ def mlp_shapes(
     *,
     outputs: NetworkOutputs = "policyAndValue",
     layer_norm: bool = False,
+    dueling: bool = False,
+    quantiles: int = 1,
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the ``mlp`` network with these outputs by name, in order: those of its ``FlatLayout``."""
     action = env_spec.action
     num_features = sum(spec.num_features for spec in env_spec.unmasked.observation.values())
     shapes: dict[str, tuple[int, ...]] = {"log_std": (action.num_deviations,)} if action.num_deviations else {}
-    towers = [("q" if outputs == "actionValues" else "actor", action.num_outputs)]
+    has_values = outputs == "actionValues"
+    towers = [("q", action.num_outputs * quantiles) if has_values else ("actor", action.num_outputs)]
     if outputs == "policyAndValue":
         towers.append(("critic", 1))
+    if dueling:
+        towers.append(("value", quantiles))
     stride = 3 if layer_norm else 2  # an activation stands between two layers, and maybe a normalisation
     for tower, num_outputs in towers:
         for number, (num_inputs, num_units) in enumerate(pairwise([num_features, *hidden_sizes, num_outputs])):

@@ -27,7 +27,7 @@ Observation = Mapping[str, Tensor]
 Heads = Mapping[str, Tensor]
 """A network's outputs by the names of its heads."""
 
-POLICY_HEAD, VALUE_HEAD, ACTION_VALUES_HEAD = "policy", "value", "q"
+POLICY_HEAD, VALUE_HEAD, ACTION_VALUES_HEAD, QUANTILES_HEAD = "policy", "value", "q", "quantiles"
 HEADS: Mapping[NetworkOutputs, tuple[str, ...]] = {
     "policy": (POLICY_HEAD,),
     "policyAndValue": (POLICY_HEAD, VALUE_HEAD),
@@ -50,7 +50,7 @@ class PolicyNetwork(Protocol):
         the parameters of each of ``env_spec.action.parts``, one part after the other.
 
         ``value`` is the observation's. ``q`` has the value of each of the A choices of a discrete action. A network
-        with that head has no ``policy``.
+        with that head has no ``policy``. It may have ``quantiles`` [N, A, K], too, whose means are ``q``.
 
         Observations have the environment's dtype, or float32 if they are normalised. Categories
         (``ArraySpec.categories``) come as integers; ``FlattenObservation`` makes them one-hot. The function is pure: it
@@ -178,6 +178,8 @@ class MlpActorCritic(MlpPolicy):
 class MlpActionValues(nn.Module):
     """A tower of dense layers over the flattened observation: the value of each action.
 
+    With ``dueling`` it gives the actions' advantages, and a second tower the observation's value (Wang et al. 2016).
+    With several ``quantiles`` it gives those of each action's return (Dabney et al. 2018); its value is their mean.
     Weights start as those of ``MlpPolicy``, with gain 1 before the values.
     """
 
@@ -188,6 +190,8 @@ class MlpActionValues(nn.Module):
         hidden_sizes: Sequence[int] = (64, 64),
         activation: Literal["tanh", "relu"] = "tanh",
         layer_norm: bool = False,
+        dueling: bool = False,
+        quantiles: int = 1,
     ) -> None:
         """Fit the observations and the discrete actions of ``env_spec``.
 
@@ -199,16 +203,37 @@ class MlpActionValues(nn.Module):
         self._specs = dict(env_spec.observation)
         self.flatten = FlattenObservation(self._specs)
         sizes = [self.flatten.num_features, *hidden_sizes]
-        self.q = _tower(sizes, num_actions, activation, head_gain=1.0, layer_norm=layer_norm)
+        self._quantiles = quantiles
+        self.q = _tower(sizes, num_actions * quantiles, activation, head_gain=1.0, layer_norm=layer_norm)
+        self.value = _tower(sizes, quantiles, activation, head_gain=1.0, layer_norm=layer_norm) if dueling else None
 
     @override
     def forward(self, observation: Observation) -> Heads:
-        """Return the values of actions, ``q`` [N, A]."""
-        return {ACTION_VALUES_HEAD: self.q(self.flatten(observation))}
+        """Return the values of actions, ``q`` [N, A], and their ``quantiles`` [N, A, K] if there are several."""
+        features = self.flatten(observation)
+        value = None if self.value is None else self.value(features)
+        return action_values(self.q(features), value, quantiles=self._quantiles)
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor:
-        """Return the tower in its exported form."""
-        return export_dense(self.q, "q", layout, self._specs, is_values=True)
+        """Return the first tower in its exported form: actions are chosen by their advantages alone."""
+        return export_dense(self.q, "q", layout, self._specs, is_values=True, quantiles=self._quantiles)
+
+
+def action_values(outputs: Tensor, value: Tensor | None, *, quantiles: int) -> Heads:
+    """Return the heads of values of actions: ``q`` [N, A], and ``quantiles`` [N, A, K] if there are several.
+
+    Args:
+        outputs: Those of each action, one action after the other, [N, A * K].
+        value: The observation's, [N, K]: the outputs are advantages then (Wang et al. 2016, equation 9). None: they are
+            the values themselves.
+        quantiles: K.
+    """
+    found = outputs.reshape(len(outputs), -1, quantiles)
+    if value is not None:
+        found = value.unsqueeze(1) + found - found.mean(dim=1, keepdim=True)
+    if quantiles == 1:
+        return {ACTION_VALUES_HEAD: found.squeeze(-1)}
+    return {ACTION_VALUES_HEAD: found.mean(dim=-1), QUANTILES_HEAD: found}
 
 
 def num_choices(env_spec: EnvSpec) -> int:

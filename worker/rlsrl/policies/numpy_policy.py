@@ -79,9 +79,11 @@ class DenseWeights:
                 f"{exported.layout} ({exported.num_parameters})"
             )
         for layer, weight, norm in zip(exported.layers, self.layers, self.norms, strict=True):
-            begin, size = layer.weight_offset, layer.out_size * layer.in_size
-            weight[:, :-1] = vector[begin : begin + size].reshape(layer.out_size, layer.in_size)
-            weight[:, -1] = vector[layer.bias_offset : layer.bias_offset + layer.out_size]
+            begin, size, of = layer.weight_offset, layer.num_rows * layer.in_size, layer.means_of
+            rows = vector[begin : begin + size].reshape(layer.out_size, of, layer.in_size)
+            biases = vector[layer.bias_offset : layer.bias_offset + layer.num_rows].reshape(layer.out_size, of)
+            weight[:, :-1] = rows[:, 0] if of == 1 else rows.mean(axis=1)
+            weight[:, -1] = biases[:, 0] if of == 1 else biases.mean(axis=1)
             if norm is not None and (start := layer.norm_offset) is not None:
                 for place, part in enumerate(norm, start=1):
                     part[:, 0] = vector[start : start + place * layer.out_size][-layer.out_size :]
@@ -271,16 +273,23 @@ class NumpyActor(NumpyLane, LocalActor):
         num_lanes: int,
         rng: np.random.Generator,
         greedy: bool = False,
+        exponents: Floats | None = None,
     ) -> None:
         """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
 
-        ``greedy``: take the most probable action, as evaluation does.
+        ``greedy``: take the most probable action, as evaluation does. ``exponents``: see ``make_sampler``.
         """
         self._weights = DenseWeights(exported)
         head = exported.head
         is_joint = head.kind == "joint"
         sampler = make_sampler(
-            head.parts, is_joint=is_joint, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy
+            head.parts,
+            is_joint=is_joint,
+            num_steps=num_steps,
+            num_lanes=num_lanes,
+            rng=rng,
+            greedy=greedy,
+            exponents=exponents,
         )
         super().__init__(DenseStack(self._weights, num_lanes), exported, sampler)
 
@@ -319,9 +328,17 @@ class NumpyLanes(NumpyActor):
     A matrix product of one lane rounds differently than one of many lanes. Results differ from ``NumpyActor`` by that.
     """
 
-    def __init__(self, exported: ExportedActor, *, num_steps: int, num_lanes: int, rng: np.random.Generator) -> None:
-        """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``."""
-        super().__init__(exported, num_steps=num_steps, num_lanes=num_lanes, rng=rng)
+    def __init__(
+        self,
+        exported: ExportedActor,
+        *,
+        num_steps: int,
+        num_lanes: int,
+        rng: np.random.Generator,
+        exponents: Floats | None = None,
+    ) -> None:
+        """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes: see ``NumpyActor``."""
+        super().__init__(exported, num_steps=num_steps, num_lanes=num_lanes, rng=rng, exponents=exponents)
         self._samplers = [self._sampler.of_lane(lane) for lane in range(num_lanes)]
         # matmul keeps the interpreter lock, dot releases it. Other threads wait for the lock: passing it on takes
         # longer than the product of one lane.

@@ -119,9 +119,10 @@ class RemoteActor(DistributionActor, RolloutActor):
         num_steps: int,
         num_lanes: int,
         rng: np.random.Generator,
+        exponents: NDArray[np.float32] | None = None,
     ) -> None:
         """Act for the group of that number; the other arguments are those of ``DistributionActor``."""
-        super().__init__(env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng)
+        super().__init__(env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng, exponents=exponents)
         self.group = group
         """The number of the group that goes on when the answer comes."""
         self._policy = policy

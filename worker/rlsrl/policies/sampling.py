@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from rlsrl.data.specs import ActionPart, ActionSpec, PartKind
+from rlsrl.policies.epsilon_greedy import raise_epsilon
+from rlsrl.policies.exported import SMALLEST
 
 Floats = NDArray[np.float32]
 
-SMALLEST = np.finfo(np.float32).tiny
-"""Lower bound of draws and probabilities: they can be exactly 0, and their logarithm must be finite."""
 HALF_LOG_TWO_PI = np.float32(0.5 * math.log(2.0 * math.pi))
 
 
@@ -110,6 +110,24 @@ class CategoricalSampler(LogitSampler):
         shifted = self.parameters - self.parameters.max(axis=1, keepdims=True)
         chosen = np.take_along_axis(shifted, actions[:, np.newaxis], axis=1)[:, 0]
         np.subtract(chosen, np.log(np.exp(shifted).sum(axis=1)), out=out)
+
+
+class EpsilonGreedySampler(CategoricalSampler):
+    """Draws from epsilon-greedy distributions, with another epsilon in each lane."""
+
+    def __init__(self, noise: Floats, rng: np.random.Generator | None, exponents: Floats) -> None:
+        """Raise the epsilon of each lane to its power, ``exponents`` [N]."""
+        super().__init__(noise, rng)
+        self._exponents = exponents
+
+    @override
+    def choose(self, step: int, out: NDArray[Any]) -> None:
+        raise_epsilon(self.parameters[step], self._exponents)
+        super().choose(step, out)
+
+    @override
+    def of_lane(self, lane: int) -> Sampler:
+        return EpsilonGreedySampler(self._noise[:, :, lane : lane + 1], None, self._exponents[lane : lane + 1])
 
 
 class BernoulliSampler(LogitSampler):
@@ -234,22 +252,37 @@ def make_sampler(
     num_lanes: int,
     rng: np.random.Generator,
     greedy: bool,
+    exponents: Floats | None = None,
 ) -> Sampler:
     """Return the sampler of actions with those parts.
 
     ``is_joint``: actions are vectors, [N, entries], also with one part.
     ``greedy``: take the most probable action. Nothing is drawn from ``rng`` then.
+    ``exponents``: the power of each lane's epsilon, [N], where actions are chosen by their values; None: 1.
     """
     noises = [np.zeros((num_steps, part.num_outputs, num_lanes), np.float32) for part in parts]
     drawn_from = None if greedy else rng
+    if exponents is not None:
+        return EpsilonGreedySampler(noises[0], drawn_from, exponents)
     return JointSampler(parts, noises, drawn_from) if is_joint else SAMPLERS[parts[0].kind](noises[0], drawn_from)
 
 
 def sampler_for(
-    action: ActionSpec, *, num_steps: int, num_lanes: int, rng: np.random.Generator, greedy: bool
+    action: ActionSpec,
+    *,
+    num_steps: int,
+    num_lanes: int,
+    rng: np.random.Generator,
+    greedy: bool,
+    exponents: Floats | None = None,
 ) -> Sampler:
-    """Return the sampler of such actions."""
-    is_joint = action.kind == "joint"
+    """Return the sampler of such actions: see ``make_sampler``."""
     return make_sampler(
-        action.parts, is_joint=is_joint, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy
+        action.parts,
+        is_joint=action.kind == "joint",
+        num_steps=num_steps,
+        num_lanes=num_lanes,
+        rng=rng,
+        greedy=greedy,
+        exponents=exponents,
     )

@@ -292,18 +292,33 @@ def with_value(case: Case, value: Any) -> JsonDocument:
             if step in members and step != other:
                 mapping.pop(other, None)
     spec = document["spec"]
+    if case.path[-1] in VALUES_ONLY:
+        spec["algorithm"] = {"pqn": {}}
     if case.path[:2] == ("spec", "pacing") and case.path[-1] in RATIO:
-        _opened(document, (*REPLAY, "replay"))
-    if _mapping_at(document, REPLAY) is not None and "replay" in inside(document, REPLAY):
+        _opened(document, STORES["custom"])
+    if _store_of(document) is not None:
         spec.setdefault("pacing", {})["trainStepsPerEnvStep"] = 1
     _opened(document, case.path[:-1])[case.path[-1]] = value
     return document
 
 
-REPLAY = ("spec", "algorithm", "custom", "needs")
-"""The mapping that has ``replay``."""
+VALUES_ONLY = ("dueling", "quantiles")
+"""Options of networks for the values of actions."""
+STORES = {
+    name: ("spec", "algorithm", name, *block.replay_path) for name, block in ALGORITHMS.items() if block.replay_path
+}
+"""Where each algorithm that may replay describes its store."""
 RATIO = ("trainStepsPerEnvStep", "maxTrainStepsBehind")
 """The fields of ``pacing`` that go with ``replay``."""
+
+
+def _store_of(document: JsonDocument) -> tuple[str, ...] | None:
+    """Return where a document describes the store of its algorithm, by default or in its words; None without one."""
+    for name, path in STORES.items():
+        block = _mapping_at(document, path[:3])
+        if block is not None and (name != "custom" or "replay" in block.get("needs", {})):
+            return path
+    return None
 
 
 def wrong_types(kind: FieldType) -> list[Any]:
@@ -358,6 +373,10 @@ def variation(rng: random.Random) -> JsonDocument:
     actors: JsonDocument = {"replicas": rng.randint(1, 8), "rolloutLength": rng.choice([1, 5, 16, 128, 2048])}
     actors[rng.choice(["environments", "environmentsPerActor"])] = rng.randint(2, 64)
     spec["actors"] = actors
+    if algorithm not in ("pqn", "dqn"):
+        for network in spec.get("policy", {}).get("network", {}).values():
+            for option in VALUES_ONLY:
+                network.pop(option, None)
     if rng.random() < 0.5:
         actors["vectorization"] = rng.choice(_vectorizations(spec))
     total = actors.get("environments") or actors["environmentsPerActor"] * actors["replicas"]
@@ -380,16 +399,16 @@ def variation(rng: random.Random) -> JsonDocument:
         # Half of the documents follow training: fields of both kinds are covered.
         for name in rng.choice([("parameters",), ("replicas", "everySeconds", "everyVersions")]):
             evaluators.pop(name, None)
-    if (replay := _mapping_at(document, (*REPLAY, "replay"))) is not None:
-        _fit_replay(document, replay, rng, env_steps=actors["rolloutLength"] * total)
+    if (store := _store_of(document)) is not None:
+        _fit_replay(document, store, rng, env_steps=actors["rolloutLength"] * total)
     if "each" in spec["environment"].get("kwargsByRank", {}):
         spec["environment"]["kwargsByRank"]["each"] = {"shard": [{"files": [number]} for number in range(total)]}
     return document
 
 
-def _fit_replay(document: JsonDocument, replay: JsonDocument, rng: random.Random, *, env_steps: int) -> None:
+def _fit_replay(document: JsonDocument, store: tuple[str, ...], rng: random.Random, *, env_steps: int) -> None:
     """Change what does not go with replay. ``env_steps``: of a rollout of each environment."""
-    spec = document["spec"]
+    spec, replay = document["spec"], _opened(document, store)
     replay["start"] = rng.choice([0, 1000, 5000])
     replay["capacity"] = max(replay["start"], 2 * env_steps) + rng.choice([0, 1, 10**6])
     spec["pacing"]["trainStepsPerEnvStep"] = rng.choice([0.001, 0.25, 1, 100])
@@ -399,7 +418,7 @@ def _fit_replay(document: JsonDocument, replay: JsonDocument, rng: random.Random
     for name in ("replicas", "batchEnvironments"):
         spec["trainers"].pop(name, None)
     spec.get("policy", {}).pop("normalizeObservations", None)
-    inside(document, REPLAY[:-1]).pop("normalizeRewards", None)
+    inside(document, store[:3]).pop("normalizeRewards", None)
 
 
 def _vectorizations(spec: JsonDocument) -> list[str]:
@@ -582,11 +601,11 @@ def _replay(document: JsonDocument, rng: random.Random) -> None:
     """Let an algorithm replay, with what may not go with it, or set a ratio for one that does not."""
     spec = document["spec"]
     if rng.random() < 0.7:
-        capacity = rng.choice([{}, {"capacity": 10}, {"capacity": 900, "start": 901}, {"start": 0}])
-        needs = {"minibatchSize": rng.choice([7, 64]), "replay": capacity}
-        spec["algorithm"] = {"custom": {"factory": "mine:Mine", "needs": needs}}
-        if rng.random() < 0.3:
-            spec["algorithm"]["custom"]["normalizeRewards"] = True
+        replay = rng.choice([{}, {"capacity": 10}, {"capacity": 900, "start": 901}, {"start": 0}])
+        needs = {"minibatchSize": rng.choice([7, 64]), "replay": replay}
+        blocks: dict[str, JsonDocument] = {"custom": {"factory": "mine:Mine", "needs": needs}, "dqn": needs}
+        name = rng.choice([*blocks])
+        spec["algorithm"] = {name: blocks[name] | ({"normalizeRewards": True} if rng.random() < 0.3 else {})}
     if rng.random() < 0.7:
         spec["pacing"] = {rng.choice([*RATIO, RATIO[0], RATIO[0]]): 1, "maxPolicyLag": 64}
     if rng.random() < 0.8:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from rlsrl.algorithms.base import INDEX, POLICY, WEIGHT, Batch, Evaluate, ParameterGroup, Reduce, Tensors
+from rlsrl.algorithms.base import ERRORS, POLICY, WEIGHT, Batch, Evaluate, ParameterGroup, Reduce, Tensors
 from rlsrl.algorithms.custom import CustomAlgorithm, Setup
+from rlsrl.algorithms.rows import chosen_values, drawn_batch, drawn_schedule
 from rlsrl.api.spec import AlgorithmNeeds
-from rlsrl.buffers.replay.rows import NEXT
+from rlsrl.buffers.replay.rows import IMPORTANCE, NEXT
 from rlsrl.data.specs import Arrays
-from rlsrl.policies.device import to_device
 from rlsrl.policies.epsilon_greedy import EPSILON
 
 TARGET = "target"
@@ -29,7 +29,9 @@ class QLearning(CustomAlgorithm):
 
     interface = 1
 
-    def __init__(self, setup: Setup, *, following: float = 0.05, epsilon: float = 0.1) -> None:
+    def __init__(
+        self, setup: Setup, *, following: float = 0.05, epsilon: float = 0.1, importance_exponent: float = 0.0
+    ) -> None:
         """Let the target network move by ``following`` towards the network with each minibatch."""
         self._setup = setup
         self._network = setup.policy.pure
@@ -37,6 +39,7 @@ class QLearning(CustomAlgorithm):
         self._observation = tuple(setup.policy.env_spec.observation)
         self._following = following
         self._epsilon = epsilon
+        self._importance_exponent = importance_exponent
 
     @property
     @override
@@ -64,11 +67,7 @@ class QLearning(CustomAlgorithm):
     @override
     def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
         """Use the rows of a replay store as they are."""
-        return Batch(
-            rows={name: to_device(array, self._device) for name, array in slots.items()},
-            schedule_inputs={},
-            num_transitions=len(slots["reward"]),
-        )
+        return drawn_batch(slots, self._device)
 
     @override
     def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:
@@ -76,17 +75,18 @@ class QLearning(CustomAlgorithm):
 
     @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
-        """Take the rows in their order: they were drawn at random."""
-        index = torch.arange(batch.num_transitions).reshape(-1, self._setup.minibatch_size)
-        return {INDEX: index, WEIGHT: torch.full(index.shape, 1.0 / self._setup.settings.needs.minibatch_size)}
+        return drawn_schedule(batch, size=self._setup.minibatch_size, num_ranks=self._setup.num_ranks)
 
     def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
-        """Return the mean squared error of the chosen actions' values, as a weighted sum."""
+        """Return the mean squared error of the chosen actions' values, as a weighted sum, and the errors."""
         values = self._network(params[POLICY], minibatch)["q"]
-        chosen = values.gather(-1, minibatch["action"].unsqueeze(-1)).squeeze(-1)
+        chosen = chosen_values(values, minibatch["action"])
         with torch.no_grad():
             following = {name: minibatch[NEXT + name] for name in self._observation}
             best = self._network(state[TARGET], following)["q"].amax(dim=-1)
             target = minibatch["reward"] + minibatch["discount"] * best
-        loss = torch.dot((chosen - target).square(), minibatch[WEIGHT])
-        return loss, {"loss": loss.detach(), "q": torch.dot(chosen.detach(), minibatch[WEIGHT])}
+        errors = chosen - target
+        weight = minibatch[WEIGHT] * minibatch[IMPORTANCE] ** self._importance_exponent
+        loss = torch.dot(errors.square(), weight)
+        metrics = {"loss": loss, "q": torch.dot(chosen, minibatch[WEIGHT]), ERRORS: errors}
+        return loss, {name: tensor.detach() for name, tensor in metrics.items()}

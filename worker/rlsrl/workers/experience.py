@@ -114,8 +114,8 @@ class Experience(Protocol):
     def ledger_snapshot(self) -> dict[str, Any]:
         """Return the ledger's JSON values to resume from."""
 
-    def limiter_state(self, env_steps: int) -> dict[str, Any]:
-        """Return JSON values from which the pace goes on after so many env steps of the run."""
+    def state_dict(self, env_steps: int) -> dict[str, Any]:
+        """Return JSON values from which pace and draws go on after so many env steps of the run."""
 
 
 class OnPolicyExperience(Experience):
@@ -228,7 +228,7 @@ class OnPolicyExperience(Experience):
         return self._ledger.snapshot()
 
     @override
-    def limiter_state(self, env_steps: int) -> dict[str, Any]:
+    def state_dict(self, env_steps: int) -> dict[str, Any]:
         return self._limiter.state_dict()
 
     def _count(self, discards: Sequence[Discard]) -> None:

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from rlsrl.algorithms.base import ERRORS
 from rlsrl.algorithms.learner import StepResult
-from rlsrl.buffers.replay.draws import Draws
+from rlsrl.buffers.replay.draws import Drawn, Draws
 from rlsrl.buffers.replay.layout import FIRST_TRAINED
 from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
-from rlsrl.buffers.replay.rows import rows_of
+from rlsrl.buffers.replay.rows import IMPORTANCE, rows_of
 from rlsrl.buffers.replay.segments import Indices, Segments
 from rlsrl.buffers.replay.store_file import StoreFile
 from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.slots import Slot
+from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import Held
@@ -39,6 +41,8 @@ class Drawing:
     discount: float
     reward_clip: float | None = None
     """Rewards are clipped to [-reward_clip, reward_clip]."""
+    by_priority: bool = False
+    """Whether priorities follow from the errors of trained rows."""
     seed: int = 0
     """Decides the draws of each training step."""
 
@@ -187,35 +191,40 @@ class ReplayExperience(Experience):
             if self._closed or not (self._limiter.may_train or self._arrived):
                 return None
             assert self._version is not None, "granted before"
-            keys = np.zeros(0, np.int64)
+            drawn = Drawn(keys=np.zeros(0, np.int64), share=np.zeros(0))
             if self._limiter.may_train:
                 rng = np.random.default_rng((self._drawing.seed, self._version.step))
-                keys = self._draws.draw(self._drawing.num_rows, rng).keys
-                self._age = self._segments.mean_age(keys)
-            rows = rows_of(
-                self._segments,
-                keys,
-                num_steps=self._drawing.num_steps,
-                discount=self._drawing.discount,
-                reward_clip=self._drawing.reward_clip,
-            )
+                drawn = self._draws.draw(self._drawing.num_rows, rng)
+                self._age = self._segments.mean_age(drawn.keys)
+            rows = self._rows(drawn)
             arrived, self._arrived = self._arrived, []
             oldest, self._oldest_arrived = self._oldest_arrived or self._version, None
         return ReplayBatch(
             arrays=rows,
-            num_transitions=len(keys),
+            num_transitions=len(drawn.keys),
             oldest_version=oldest,
             env_steps=sum(env_steps for env_steps, _ in arrived),
             episodes=EndedEpisodes.joined([episodes for _, episodes in arrived]),
-            keys=keys,
+            keys=drawn.keys,
         )
+
+    def _rows(self, drawn: Drawn) -> Arrays:
+        rows = rows_of(
+            self._segments,
+            drawn.keys,
+            num_steps=self._drawing.num_steps,
+            discount=self._drawing.discount,
+            reward_clip=self._drawing.reward_clip,
+        )
+        importance = 1.0 / (drawn.share * self._segments.num_transitions)
+        return {**rows, IMPORTANCE: importance.astype(np.float32)}
 
     @override
     def trained(self, batch: TrainingBatch, result: StepResult) -> int:
         """As ``Experience.trained``.
 
         Raises:
-            ConfigurationError: the algorithm has made another number of minibatches.
+            ConfigurationError: the algorithm has made another number of minibatches, or has no errors to draw by.
         """
         assert isinstance(batch, ReplayBatch), "this experience's own"
         if len(result.taken) != self._drawing.updates:
@@ -223,9 +232,16 @@ class ReplayExperience(Experience):
                 f"the algorithm's schedule has {len(result.taken)} minibatches for {self._drawing.num_rows} rows; with "
                 f"replay it needs {self._drawing.updates} of {self._drawing.minibatch_rows}"
             )
+        if self._drawing.by_priority and result.errors is None:
+            raise ConfigurationError(
+                f"the algorithm is to draw by priority, and no loss has {ERRORS!r} among its metrics: those of its rows"
+            )
         keys = batch.keys if result.trained_rows is None else batch.keys[result.trained_rows]
         with self._changed:
             self._limiter.trained()
+            if result.errors is not None:
+                is_known = np.isfinite(result.errors)
+                self._draws.settle(batch.keys[is_known], result.errors[is_known])
             num_trained = self._note_trained(np.unique(keys), result.step)
             self._ledger.trained(num_trained)
         return num_trained
@@ -302,6 +318,6 @@ class ReplayExperience(Experience):
         return self._ledger.snapshot()
 
     @override
-    def limiter_state(self, env_steps: int) -> dict[str, Any]:
+    def state_dict(self, env_steps: int) -> dict[str, Any]:
         with self._changed:
-            return self._limiter.state_dict(env_steps)
+            return {**self._limiter.state_dict(env_steps), "draws": self._draws.state_dict()}

@@ -223,7 +223,7 @@ class TrainingThread:
         arrays, values = self._learner.state_dict()
         state = {
             "learner": values,
-            "limiter": self._experience.limiter_state(self._progress.env_steps),
+            "limiter": self._experience.state_dict(self._progress.env_steps),
             "progress": self._progress.state_dict(),
             "minibatches_taken": self._skip_window.taken,
             "ledgers": [*ledgers, *self._absent_ledgers],

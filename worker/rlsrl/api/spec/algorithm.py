@@ -48,6 +48,16 @@ class ScheduleSpec(Model):
         return self.linear
 
 
+class PrioritySpec(Model):
+    """Draws by priority (Schaul et al. 2016): a transition is drawn in proportion to (its last error + offset) **
+    exponent. New ones have the largest priority that there was."""
+
+    exponent: Annotated[float, Field(ge=0, le=1)] = 0.6
+    """0 draws all alike, 1 in proportion to their errors (alpha)."""
+    offset: Annotated[float, Field(gt=0, le=1)] = 1e-6
+    """Keeps transitions without an error in play."""
+
+
 class ReplaySpec(Model):
     """A store of transitions that are drawn again and again, in a file that outlives the trainer's process."""
 
@@ -58,6 +68,8 @@ class ReplaySpec(Model):
     n_step: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
     """Steps whose rewards are added up before the value of what follows; fewer at the end of an episode, and where the
     next rollout has not arrived."""
+    priorities: PrioritySpec | None = None
+    """Draws by priority. By default all transitions are drawn with the same probability."""
 
 
 class AlgorithmSettings(Model):
@@ -83,6 +95,10 @@ class AlgorithmSettings(Model):
 
     minibatch_size_path: ClassVar[tuple[str, ...]] = ("minibatchSize",)
     """Where the block has the rows of a gradient step, in YAML names."""
+    replay_path: ClassVar[tuple[str, ...]] = ()
+    """Where the block has its ``ReplaySpec``, in YAML names; empty if it has none."""
+    outputs_path: ClassVar[tuple[str, ...]] = ()
+    """Where the block has its ``outputs``, in YAML names; empty if they are always the same."""
 
     @property
     def outputs(self) -> NetworkOutputs:
@@ -90,9 +106,14 @@ class AlgorithmSettings(Model):
         return "policyAndValue"
 
     @property
-    def replay(self) -> ReplaySpec | None:
+    def draws_from(self) -> ReplaySpec | None:
         """The store from which the algorithm draws; None: each batch is trained on as it arrives."""
         return None
+
+    @property
+    def lanes_differ_by(self) -> float:
+        """How much the epsilons of environments differ; 0: not at all."""
+        return 0.0
 
     @property
     @abstractmethod
@@ -190,27 +211,20 @@ class VtraceSpec(ActorCriticSettings):
         return 1
 
 
-class PqnSpec(MinibatchSettings):
-    """Parallelised Q-learning (Gallici et al. 2024): Q-learning with neither a replay buffer nor a target network.
-
-    For discrete actions. The network should normalise its layers: ``policy.network.mlp.layerNorm``. Actors choose a
-    random action with the probability ``epsilon``, else the best one.
-    """
+class ActionValueSettings(AlgorithmSettings):
+    """The settings of algorithms that learn the values of discrete actions."""
 
     learning_rate: Annotated[float, Field(gt=0, le=1), LIVE] = 2.5e-4
     """Step size of the optimizer."""
-    optimizer: OptimizerName = "radam"
-    """``adam``, or ``radam``: rectified Adam (Liu et al. 2020), whose first steps are shorter."""
     max_gradient_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 10.0
     """Longer gradients are scaled down to this Euclidean norm."""
     epsilon: Annotated[float, Field(ge=0, le=1), LIVE] = 0.1
     """Probability of a random action."""
     epsilon_schedule: Annotated[ScheduleSpec, LIVE] | None = None
     """How epsilon changes during training. Constant by default."""
-    q_lambda: Annotated[float, Field(ge=0, le=1)] = 0.65
-    """Between one-step targets (0, biased) and whole returns (1, noisy)."""
-    epochs: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 4
-    """Passes over each batch."""
+    epsilon_spread: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """Environment i of all N acts with ``epsilon ** (1 + epsilonSpread * i / (N - 1))`` (Horgan et al. 2018, with 7).
+    0: all with the same."""
 
     @property
     @override
@@ -219,8 +233,69 @@ class PqnSpec(MinibatchSettings):
 
     @property
     @override
+    def lanes_differ_by(self) -> float:
+        return self.epsilon_spread
+
+
+class PqnSpec(ActionValueSettings, MinibatchSettings):
+    """Parallelised Q-learning (Gallici et al. 2024): Q-learning with neither a replay buffer nor a target network.
+
+    For discrete actions. The network should normalise its layers: ``policy.network.mlp.layerNorm``. Actors choose a
+    random action with the probability ``epsilon``, else the best one.
+    """
+
+    optimizer: OptimizerName = "radam"
+    """``adam``, or ``radam``: rectified Adam (Liu et al. 2020), whose first steps are shorter."""
+    q_lambda: Annotated[float, Field(ge=0, le=1)] = 0.65
+    """Between one-step targets (0, biased) and whole returns (1, noisy)."""
+    epochs: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 4
+    """Passes over each batch."""
+
+    @property
+    @override
     def passes(self) -> int:
         return self.epochs
+
+
+class DqnSpec(ActionValueSettings):
+    """Deep Q-learning (Mnih et al. 2015) from a replay store, with double Q-learning (van Hasselt et al. 2016).
+
+    For discrete actions. Actors choose a random action with the probability ``epsilon``, and always until training
+    begins, else the best one. ``pacing.trainStepsPerEnvStep`` says how often it trains.
+    """
+
+    minibatch_size: Annotated[int, Field(ge=2, le=16_777_216), INTEGRAL] = 64
+    """Transitions of one optimizer step, drawn from the store."""
+    replay: Annotated[ReplaySpec, REFUSE] = ReplaySpec()
+    """The store from which training draws."""
+    double: bool = True
+    """Whether the network chooses the next action whose value the target network gives. Else the target network does
+    both, and overestimates."""
+    target_period: Annotated[int, Field(ge=1, le=1_000_000_000), INTEGRAL] = 500
+    """Minibatches between two copies of the network into the target network."""
+    huber_delta: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """Errors count by half their square up to here, and in a straight line beyond (Huber's loss)."""
+    importance_exponent: Annotated[float, Field(ge=0, le=1), LIVE] = 0.4
+    """With ``replay.priorities``: how far the bias of such draws is corrected: 0 not at all, 1 wholly (beta)."""
+    importance_exponent_schedule: Annotated[ScheduleSpec, LIVE] | None = None
+    """How importanceExponent changes during training. Constant by default."""
+
+    replay_path: ClassVar[tuple[str, ...]] = ("replay",)
+
+    @property
+    @override
+    def draws_from(self) -> ReplaySpec | None:
+        return self.replay
+
+    @property
+    @override
+    def minibatch_rows(self) -> int:
+        return self.minibatch_size
+
+    @property
+    @override
+    def passes(self) -> int:
+        return 1
 
 
 class AlgorithmNeeds(Model):
@@ -251,6 +326,8 @@ class CustomAlgorithmSpec(AlgorithmSettings):
     """What others must know of the algorithm."""
 
     minibatch_size_path: ClassVar[tuple[str, ...]] = ("needs", "minibatchSize")
+    replay_path: ClassVar[tuple[str, ...]] = ("needs", "replay")
+    outputs_path: ClassVar[tuple[str, ...]] = ("needs", "outputs")
 
     @property
     @override
@@ -264,7 +341,7 @@ class CustomAlgorithmSpec(AlgorithmSettings):
 
     @property
     @override
-    def replay(self) -> ReplaySpec | None:
+    def draws_from(self) -> ReplaySpec | None:
         return self.needs.replay
 
     @property
@@ -276,7 +353,7 @@ class CustomAlgorithmSpec(AlgorithmSettings):
 class AlgorithmSpec(Model):
     """The training algorithm: a built-in one, or your own. An edit may change its settings, not the algorithm."""
 
-    exactly_one: ClassVar[tuple[str, ...]] = ("ppo", "vtrace", "pqn", "custom")
+    exactly_one: ClassVar[tuple[str, ...]] = ("ppo", "vtrace", "pqn", "dqn", "custom")
 
     ppo: Annotated[PpoSpec, REFUSE_OTHER] | None = None
     """Proximal policy optimisation."""
@@ -284,6 +361,8 @@ class AlgorithmSpec(Model):
     """The actor-critic of IMPALA with V-trace."""
     pqn: Annotated[PqnSpec, REFUSE_OTHER] | None = None
     """Parallelised Q-learning without replay."""
+    dqn: Annotated[DqnSpec, REFUSE_OTHER] | None = None
+    """Deep Q-learning from a replay store."""
     custom: Annotated[CustomAlgorithmSpec, REFUSE_OTHER] | None = None
     """An algorithm of your own, given by its factory."""
 

@@ -59,7 +59,27 @@ _LEAST_LAG = (
     f" : {_PART} % ({_NARROW} % {_PART}) == 0 ? {_NARROW} / {_PART} : {_NARROW} / {_PART} + 1)"
 )
 """See ``ExperimentSpec.least_policy_lag``."""
-_REPLAYS = "(has(self.algorithm.custom) && has(self.algorithm.custom.needs.replay))"
+_STORES = {
+    name: f"algorithm.{name}." + ".".join(settings.replay_path)
+    for name, settings in AlgorithmSpec.blocks().items()
+    if settings.replay_path
+}
+"""Paths of the ``ReplaySpec`` of algorithms that have one, by name."""
+
+
+def _has(path: str) -> str:
+    """Return the expression that a field is set, whose parents may be missing."""
+    steps = path.split(".")
+    return " && ".join(f"has(self.{'.'.join(steps[:end])})" for end in range(2, len(steps) + 1))
+
+
+_VALUES = " || ".join(
+    f"has(self.algorithm.{name})" + (f" && self.algorithm.{name}.{'.'.join(path)} == 'actionValues'" if path else "")
+    for name, settings in AlgorithmSpec.blocks().items()
+    if (path := settings.outputs_path) or settings.model_construct().outputs == "actionValues"
+)
+"""Whether the algorithm learns the values of actions."""
+_REPLAYS = "(" + " || ".join(f"({_has(path)})" for path in _STORES.values()) + ")"
 """Whether the algorithm draws from a store."""
 _DIVISORS = " && ".join(f"{each} > 0" for each in (_ENVIRONMENTS, f"{_ACTORS}.replicas", _GROUPS, _BATCH, _TRAINERS))
 
@@ -85,7 +105,7 @@ def _ranks_fill_pods(spec: ExperimentSpec) -> Fault | None:
 
 def _minibatch_divides_batch(spec: ExperimentSpec) -> Fault | None:
     size = spec.algorithm.chosen.minibatch_rows
-    if spec.algorithm.chosen.replay is not None or spec.batch_transitions % size == 0:
+    if spec.algorithm.chosen.draws_from is not None or spec.batch_transitions % size == 0:
         return None
     batch = f"rolloutLength {spec.actors.rollout_length} x {spec.batch_environments} environments of a batch"
     return Fault(
@@ -326,7 +346,7 @@ def _each_environment_has_a_value(spec: ExperimentSpec) -> Fault | None:
 
 
 def _ratio_needs_replay(spec: ExperimentSpec) -> Fault | None:
-    ratio, replays = spec.pacing.train_steps_per_env_step, spec.algorithm.chosen.replay is not None
+    ratio, replays = spec.pacing.train_steps_per_env_step, spec.algorithm.chosen.draws_from is not None
     if (ratio is not None) == replays:
         return None
     if replays:
@@ -361,7 +381,7 @@ def _not_with_replay(at: str, excess: Callable[[ExperimentSpec], Any], cel: str,
     """
 
     def check(spec: ExperimentSpec) -> Fault | None:
-        if spec.algorithm.chosen.replay is None or not (found := excess(spec)):
+        if spec.algorithm.chosen.draws_from is None or not (found := excess(spec)):
             return None
         return Fault(f"{str(found).lower()} does not go with an algorithm that replays yet", allowed)
 
@@ -369,17 +389,35 @@ def _not_with_replay(at: str, excess: Callable[[ExperimentSpec], Any], cel: str,
     return CrossFieldRule(at=at, check=check, cel=f"!{_REPLAYS} || ({cel})", message=message)
 
 
-def _store_holds_the_start(spec: ExperimentSpec) -> Fault | None:
-    replay = spec.algorithm.chosen.replay
-    if replay is None:
-        return None
-    least = max(replay.start, 2 * spec.actors.rollout_length * spec.actors.num_environments)
-    if replay.capacity >= least:
-        return None
-    return Fault(
-        f"{replay.capacity} is less than needs.replay.start, {replay.start}, or two rollouts of each environment",
-        f"integer >= {least}",
-    )
+def _rewards_normalized_by(name: str) -> Callable[[ExperimentSpec], Any]:
+    return lambda spec: spec.algorithm.name == name and spec.algorithm.chosen.normalize_rewards
+
+
+def _only_for_values(name: str, option: str, without: str) -> Callable[[ExperimentSpec], Fault | None]:
+    def check(spec: ExperimentSpec) -> Fault | None:
+        network = getattr(spec.policy.network, name)
+        value = None if network is None else str(getattr(network, option)).lower()
+        if value in (None, without) or spec.algorithm.chosen.outputs == "actionValues":
+            return None
+        return Fault(f"{value} is for values of actions, and {spec.algorithm.name} learns none", without)
+
+    return check
+
+
+def _store_holds_the_start(name: str) -> Callable[[ExperimentSpec], Fault | None]:
+    def check(spec: ExperimentSpec) -> Fault | None:
+        replay = spec.algorithm.chosen.draws_from
+        if replay is None or spec.algorithm.name != name:
+            return None
+        least = max(replay.start, 2 * spec.actors.rollout_length * spec.actors.num_environments)
+        if replay.capacity >= least:
+            return None
+        return Fault(
+            f"{replay.capacity} is less than start, {replay.start}, or two rollouts of each environment",
+            f"integer >= {least}",
+        )
+
+    return check
 
 
 _RULES: tuple[CrossFieldRule, ...] = (
@@ -469,11 +507,14 @@ _RULES: tuple[CrossFieldRule, ...] = (
         cel="!self.policy.normalizeObservations",
         allowed="false",
     ),
-    _not_with_replay(
-        "algorithm.custom.normalizeRewards",
-        lambda spec: spec.algorithm.chosen.normalize_rewards,
-        cel="!self.algorithm.custom.normalizeRewards",
-        allowed="false",
+    *(
+        _not_with_replay(
+            f"algorithm.{name}.normalizeRewards",
+            _rewards_normalized_by(name),
+            cel=f"!has(self.algorithm.{name}) || !self.algorithm.{name}.normalizeRewards",
+            allowed="false",
+        )
+        for name in _STORES
     ),
     # The groups of an actor fill slots in turn: the slot that follows one is of other environments.
     _not_with_replay(
@@ -482,14 +523,27 @@ _RULES: tuple[CrossFieldRule, ...] = (
         cel=f"{_GROUPS} <= 1",
         allowed="1",
     ),
-    CrossFieldRule(
-        at="algorithm.custom.needs.replay.capacity",
-        check=_store_holds_the_start,
-        cel=_with_divisors(
-            f"!{_REPLAYS} || (self.algorithm.custom.needs.replay.capacity >= self.algorithm.custom.needs.replay.start"
-            f" && self.algorithm.custom.needs.replay.capacity >= 2 * {_ACTORS}.rolloutLength * {_ENVIRONMENTS})"
-        ),
-        message="must be at least needs.replay.start, and at least two rollouts of each environment",
+    *(
+        CrossFieldRule(
+            at=f"policy.network.{name}.{option}",
+            check=_only_for_values(name, option, without),
+            cel=f"!has(self.policy.network.{name}) || self.policy.network.{name}.{option} == {without} || {_VALUES}",
+            message=f"must be {without} with an algorithm that does not learn the values of actions",
+        )
+        for name in ("mlp", "cnn")
+        for option, without in (("dueling", "false"), ("quantiles", "1"))
+    ),
+    *(
+        CrossFieldRule(
+            at=f"{path}.capacity",
+            check=_store_holds_the_start(name),
+            cel=_with_divisors(
+                f"!({_has(path)}) || (self.{path}.capacity >= self.{path}.start"
+                f" && self.{path}.capacity >= 2 * {_ACTORS}.rolloutLength * {_ENVIRONMENTS})"
+            ),
+            message=f"must be at least {path}.start, and at least two rollouts of each environment",
+        )
+        for name, path in _STORES.items()
     ),
     CrossFieldRule(
         at="actors.ringSize",

@@ -21,6 +21,11 @@ class Mlp(Model):
     """The activation function of the hidden layers."""
     layer_norm: bool = False
     """Whether the hidden layers are normalised before their activation function (Ba et al. 2016)."""
+    dueling: bool = False
+    """For algorithms that learn the values of actions: whether these are the sum of the observation's value and of each
+    action's advantage, each by a perceptron of its own (Wang et al. 2016)."""
+    quantiles: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
+    """Quantiles of each action's return that such a network learns (Dabney et al. 2018). 1: its value alone."""
 
 
 class Cnn(Model):
@@ -33,6 +38,11 @@ class Cnn(Model):
     """The precision of the convolutions and the dense layer. ``bfloat16`` is faster on processors with ``amx_bf16``
     (x86) and on AMD's with ``avx512_bf16``; it is slower on Intel's with ``avx512_bf16`` alone and on all others.
     Weights, logits, values and losses stay float32."""
+    dueling: bool = False
+    """For algorithms that learn the values of actions: whether these are the sum of the observation's value and of each
+    action's advantage (Wang et al. 2016)."""
+    quantiles: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
+    """Quantiles of each action's return that such a network learns (Dabney et al. 2018). 1: its value alone."""
 
 
 class CustomNetwork(Model):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from rlsrl.buffers.replay.layout import MARK
+from rlsrl.buffers.replay.layout import MARK, PRIORITY
 from rlsrl.buffers.replay.segments import Indices, Segments
 from rlsrl.buffers.replay.sum_tree import SumTree
 
@@ -42,6 +43,12 @@ class Draws(Protocol):
 
     def settle(self, keys: Indices, errors: NDArray[np.float32]) -> None:
         """Learn of the errors of transitions that were trained, [N]. Those that are gone meanwhile are left out."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return JSON values for ``load_state_dict``: what the store does not keep."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state; an empty one says nothing."""
 
 
 class UniformDraws(Draws):
@@ -76,6 +83,14 @@ class UniformDraws(Draws):
     def settle(self, keys: Indices, errors: NDArray[np.float32]) -> None:
         """Nothing follows from it."""
 
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is nothing to continue."""
+
     def _are_transitions(self, keys: Indices) -> NDArray[np.bool_]:
         number, step = np.divmod(keys, self._segments.layout.num_steps)
         place = number % self._segments.layout.num_segments
@@ -87,18 +102,24 @@ class PrioritizedDraws(Draws):
     """Proportional prioritisation (Schaul et al. 2016): ``P(i) = p_i / sum p`` (eq. 1).
 
     ``p_i = (|error_i| + offset) ** exponent``. New transitions have the largest priority that there ever was.
-    Priorities are rounded to multiples of 2 ** -20, and ``share`` is by what they are rounded to.
+    Priorities are rounded to multiples of 2 ** -20, and ``share`` is by what they are rounded to. They are kept with
+    the segments, whose layout has room for them.
     """
 
     def __init__(self, segments: Segments, *, exponent: float, offset: float) -> None:
-        """Give all transitions that are held the same priority."""
+        """Draw by the priorities that the segments have kept."""
         self._segments = segments
         self._exponent = exponent
         self._offset = offset
-        self._largest = SCALE
+        self._priorities = segments.arrays[PRIORITY].reshape(-1)
+        """By place. What is held has one of 1 at least: ``_refresh``."""
         self._tree = SumTree(segments.layout.num_places)
-        marks = segments.arrays[MARK]
-        self._refresh(np.sort(marks[marks > 0]) - 1)
+        is_held = (segments.arrays[MARK] > 0)[:, None] & segments.arrays["mask"]
+        held = np.flatnonzero(is_held)
+        self._largest = int(self._priorities[held].max(initial=SCALE))
+        # A kill came between a segment and its priorities.
+        self._priorities[held] = np.where(self._priorities[held] > 0, self._priorities[held], self._largest)
+        self._tree[held] = self._priorities[held]
 
     @override
     def inserted(self, numbers: range) -> None:
@@ -125,12 +146,23 @@ class PrioritizedDraws(Draws):
         places = (numbers % self._segments.layout.num_segments) * self._segments.layout.num_steps + step
         priorities = (np.abs(errors.astype(np.float64)) + self._offset) ** self._exponent
         rounded = np.clip(np.rint(priorities * SCALE), 1, LARGEST).astype(np.int64)[held]
+        self._priorities[places[held]] = rounded
         self._tree[places[held]] = rounded
         self._largest = max(self._largest, int(rounded.max(initial=0)))
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"largest": self._largest}
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._largest = max(self._largest, int(state.get("largest", 0)))
 
     def _refresh(self, numbers: Indices) -> None:
         """Set the priorities of whole segments: the largest for transitions, 0 elsewhere."""
         layout = self._segments.layout
         segment = numbers % layout.num_segments
         places = (segment[:, None] * layout.num_steps + np.arange(layout.num_steps)).reshape(-1)
-        self._tree[places] = np.where(self._segments.arrays["mask"][segment], self._largest, 0).reshape(-1)
+        priorities = np.where(self._segments.arrays["mask"][segment], self._largest, 0).reshape(-1)
+        self._priorities[places] = priorities
+        self._tree[places] = priorities

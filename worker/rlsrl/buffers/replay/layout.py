@@ -32,6 +32,8 @@ ENV_STEPS = "env_steps"
 HEADERS = (MARK, PRODUCER, INCARNATION, LANE, SEQUENCE, ENV_STEPS)
 FIRST_TRAINED = "first_trained"
 """int64 [T]: the training step that trained on the transition first, or 0."""
+PRIORITY = "priority"
+"""int64 [T]: with draws by priority, each transition's, as ``draws.SCALE`` has it; 0 where there is no transition."""
 EPISODE_START = "episode_start"
 """int32 [T + 1]: for stacked images, the first frame of each frame's episode, or 0 if that is of an earlier segment."""
 
@@ -51,7 +53,14 @@ class ReplayLayout:
     """Number of images of each stacked observation by its path."""
 
     @classmethod
-    def of(cls, slot: SlotLayout, *, capacity: int, stacks: Mapping[str, int] | None = None) -> Self:
+    def of(
+        cls,
+        slot: SlotLayout,
+        *,
+        capacity: int,
+        stacks: Mapping[str, int] | None = None,
+        has_priorities: bool = False,
+    ) -> Self:
         """Return the layout for at least ``capacity`` steps of slots with this layout.
 
         Args:
@@ -59,6 +68,7 @@ class ReplayLayout:
             capacity: Steps that fit. Steps that only reset an environment take a place, too.
             stacks: Number of images by path, for observations [images, ...] whose step to the next frame drops the
                 first image and adds one; after a reset all images are the same.
+            has_priorities: Whether transitions are drawn by priority.
 
         Raises:
             ValueError: an observation does not have as many images as ``stacks`` says.
@@ -68,6 +78,8 @@ class ReplayLayout:
         frames = tuple(name for name, field in slot.fields.items() if field.axes == "frames")
         fields: dict[str, tuple[tuple[int, ...], str]] = dict.fromkeys(HEADERS, ((), "int64"))
         fields[FIRST_TRAINED] = ((num_steps,), "int64")
+        if has_priorities:
+            fields[PRIORITY] = ((num_steps,), "int64")
         if stacks:
             fields[EPISODE_START] = ((num_steps + 1,), "int32")
         for name in STEP_FIELDS:

@@ -13,6 +13,9 @@ from rlsrl.data.specs import Arrays
 
 NEXT = "next/"
 """Prefix of the paths of observations that transitions lead to."""
+IMPORTANCE = "importance"
+"""Name of the rows' importance ratios, [N] float32: how much more often a row would be drawn if all had the same
+probability, ``1 / (num_transitions * P(i))``. Which power of it corrects a loss, the algorithm decides."""
 
 
 def rows_of(

@@ -16,6 +16,7 @@ from rlsrl.buffers.replay.layout import (
     INCARNATION,
     LANE,
     MARK,
+    PRIORITY,
     PRODUCER,
     SEQUENCE,
     STEP_FIELDS,
@@ -148,6 +149,8 @@ class Segments:
         for name, value in zip((PRODUCER, INCARNATION, LANE, SEQUENCE, ENV_STEPS), headers, strict=True):
             self.arrays[name][place] = value
         self.arrays[FIRST_TRAINED][place] = 0
+        if PRIORITY in self.arrays:
+            self.arrays[PRIORITY][place] = 0
         self.arrays[MARK][place] = number + 1
         self.next_number, self.env_steps = number + 1, env_steps
         self._link(number)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import Any, Protocol, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.inference import InferenceLayout
@@ -21,6 +22,7 @@ from rlsrl.envs.unreachable import WaitAbandoned
 from rlsrl.envs.vector import VectorEnv
 from rlsrl.parameters.protocols import Parameters, ParameterSource
 from rlsrl.policies.acting import LocalActor, PolicyActor
+from rlsrl.policies.epsilon_greedy import ape_x_exponents
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.lane_requests import LaneRequests, RequestingLanes
 from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes
@@ -186,7 +188,15 @@ def _remote_groups(
     groups: list[EnvGroup] = []
     for number, envs in enumerate(all_envs):
         rng = _noise(config, context, number)
-        actor = RemoteActor(policy, env_spec, group=number, num_steps=num_steps, num_lanes=envs.num_envs, rng=rng)
+        actor = RemoteActor(
+            policy,
+            env_spec,
+            group=number,
+            num_steps=num_steps,
+            num_lanes=envs.num_envs,
+            rng=rng,
+            exponents=_exponents(config, ranks[number * size : (number + 1) * size]),
+        )
         returns = _returns(config, envs.num_envs)
         groups.append(LockstepEnvGroup(envs, actor, num_steps=num_steps, returns=returns))
     return tuple(groups), policy, env_spec
@@ -209,7 +219,7 @@ def _remote_threads(
     evaluation = RemoteEvaluation(
         envs, requests, client, waiting=context.waiting, report_version=context.report_version, log=context.log
     )
-    group = _requesting_group(config, envs, requests, evaluation, _noise(config, context, 0))
+    group = _requesting_group(config, context, envs, requests, evaluation)
     return (group,), None, envs.spec
 
 
@@ -246,60 +256,79 @@ def _local_group(
     description = await_description(source, context, still_wanted)
     if description is None:
         return None
-    exported, rng = exported_actor(description), _noise(config, context, 0)
+    exported = exported_actor(description)
     if isinstance(envs, EnvironmentThreads):
-        threaded = _threaded_group(config, envs, exported, rng)
+        threaded = _threaded_group(config, context, envs, exported)
         return (threaded,), LocalPolicy(source=source, load=threaded.load), envs.spec
-    actor = _local_actor(config, envs, exported, rng)
+    actor = _local_actor(config, context, envs, exported)
     returns = _returns(config, envs.num_envs)
     group = LockstepEnvGroup(envs, actor, num_steps=config.rollout_length, returns=returns)
     return (group,), LocalPolicy(source=source, load=actor.load), envs.spec
 
 
 def _local_actor(
-    config: ActorConfig, envs: VectorEnv, exported: ExportedActor | None, rng: np.random.Generator
+    config: ActorConfig, context: WorkerContext, envs: VectorEnv, exported: ExportedActor | None
 ) -> LocalActor:
     """Return an actor without torch if the policy has an exported form, else one that evaluates torch here."""
-    num_steps, num_lanes = config.rollout_length, envs.num_envs
+    lanes = _lanes(config, context)
     if exported is not None:
-        return NumpyActor(exported, num_steps=num_steps, num_lanes=num_lanes, rng=rng)
+        return NumpyActor(exported, **lanes)
     policy = torch_policy(config.network, envs.spec, outputs=config.outputs, seed=config.seed)
-    return PolicyActor(policy, envs.spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng)
+    return PolicyActor(policy, envs.spec, **lanes)
 
 
 def _threaded_group(
-    config: ActorConfig, envs: EnvironmentThreads, exported: ExportedActor | None, rng: np.random.Generator
+    config: ActorConfig, context: WorkerContext, envs: EnvironmentThreads, exported: ExportedActor | None
 ) -> ThreadedEnvGroup:
-    num_steps, num_lanes = config.rollout_length, envs.num_envs
+    num_lanes = envs.num_envs
     if exported is None:
         requests = LaneRequests(num_lanes)
         policies = [torch_policy(config.network, envs.spec, outputs=config.outputs, seed=config.seed) for _ in range(2)]
         evaluation = LocalEvaluation(envs, requests, policies)
-        return _requesting_group(config, envs, requests, evaluation, rng, loads=[each.load for each in policies])
-    first, second = (NumpyLanes(exported, num_steps=num_steps, num_lanes=num_lanes, rng=rng) for _ in range(2))
+        return _requesting_group(config, context, envs, requests, evaluation, loads=[each.load for each in policies])
+    lanes = _lanes(config, context)
+    first, second = (NumpyLanes(exported, **lanes) for _ in range(2))
     returns = _returns(config, num_lanes)
-    return ThreadedEnvGroup(envs, (first, second), num_steps=num_steps, returns=returns)
+    return ThreadedEnvGroup(envs, (first, second), num_steps=config.rollout_length, returns=returns)
 
 
 def _requesting_group(
     config: ActorConfig,
+    context: WorkerContext,
     envs: EnvironmentThreads,
     requests: LaneRequests,
     evaluation: LaneEvaluation,
-    rng: np.random.Generator,
     *,
     loads: Sequence[Callable[[Parameters], None]] = (lambda _: None, lambda _: None),
 ) -> ThreadedEnvGroup:
     """Return a group whose lanes' requests ``evaluation`` answers. ``loads`` get the weights of each slot, in turn."""
-    num_steps, num_lanes = config.rollout_length, envs.num_envs
+    lanes = _lanes(config, context)
     first, second = (
-        RequestingLanes(
-            envs.spec, requests, number=number, num_steps=num_steps, num_lanes=num_lanes, rng=rng, load=load
-        )
-        for number, load in enumerate(loads)
+        RequestingLanes(envs.spec, requests, number=number, load=load, **lanes) for number, load in enumerate(loads)
     )
-    returns = _returns(config, num_lanes)
-    return ThreadedEnvGroup(envs, (first, second), num_steps=num_steps, returns=returns, evaluation=evaluation)
+    returns = _returns(config, envs.num_envs)
+    return ThreadedEnvGroup(
+        envs, (first, second), num_steps=config.rollout_length, returns=returns, evaluation=evaluation
+    )
+
+
+def _lanes(config: ActorConfig, context: WorkerContext) -> dict[str, Any]:
+    """Return what an actor of one group of environments, or two that share its noise, need to know of its lanes."""
+    ranks = config.environment_ranks_of(context.index)
+    return {
+        "num_steps": config.rollout_length,
+        "num_lanes": len(ranks),
+        "rng": _noise(config, context, 0),
+        "exponents": _exponents(config, ranks),
+    }
+
+
+def _exponents(config: ActorConfig, ranks: range) -> NDArray[np.float32] | None:
+    """Return the power of the epsilon of each environment with these ranks; None if all have the same."""
+    if not config.epsilon_spread:
+        return None
+    assert config.num_environments is not None, "the number of actors is known with another epsilon for each"
+    return ape_x_exponents(ranks, config.num_environments, config.epsilon_spread)
 
 
 def _noise(config: ActorConfig, context: WorkerContext, group: int) -> np.random.Generator:

@@ -141,16 +141,17 @@ def torch_policy(
     kwargs: Mapping[str, Any]
     cnns = {"policy": NatureCnnPolicy, "policyAndValue": NatureCnnActorCritic, "actionValues": NatureCnnActionValues}
     mlps = {"policy": MlpPolicy, "policyAndValue": MlpActorCritic, "actionValues": MlpActionValues}
+    without = set() if outputs == "actionValues" else {"dueling", "quantiles"}
     if network.custom is not None:
         factory = load_callable(network.custom.factory, where="network factory")
         kwargs = network.custom.kwargs
     elif network.cnn is not None:
         factory = cnns[outputs]
-        kwargs = network.cnn.model_dump()
+        kwargs = network.cnn.model_dump(exclude=without)
     else:
         assert network.mlp is not None, "validation leaves exactly one"
         factory = mlps[outputs]
-        kwargs = network.mlp.model_dump()
+        kwargs = network.mlp.model_dump(exclude=without)
     network_seed, on = derived_seed(seed, "network"), CPU if device is None else device
     module = build_network(factory, env_spec, kwargs, seed=network_seed, device=on, outputs=outputs)
     return TorchPolicy(module, env_spec, outputs=outputs)

@@ -168,7 +168,14 @@ def _network_shapes(plan: EvaluationPlan, env_spec: EnvSpec) -> Mapping[str, tup
     """Return the shapes of the network's parameters by name. Without torch for ``mlp``: its evaluators may lack it."""
     if plan.network.mlp is not None:
         mlp = plan.network.mlp
-        return mlp_shapes(env_spec, mlp.hidden_sizes, outputs=plan.outputs, layer_norm=mlp.layer_norm)
+        return mlp_shapes(
+            env_spec,
+            mlp.hidden_sizes,
+            outputs=plan.outputs,
+            layer_norm=mlp.layer_norm,
+            dueling=mlp.dueling,
+            quantiles=mlp.quantiles,
+        )
     return torch_policy(plan.network, env_spec, outputs=plan.outputs, seed=plan.network_seed).layout.shapes
 
 
@@ -201,8 +208,8 @@ def _source(plan: EvaluationPlan, rank: int, seeds: Sequence[int]) -> Environmen
 def _local_actor(plan: EvaluationPlan, exported: ExportedActor | None, envs: VectorEnv) -> LocalActor:
     """Return an actor without torch if the version has an exported form: importing torch takes a second."""
     rng = acting_noise(plan.seed)
-    shape = {"num_steps": ROLLOUT_STEPS, "num_lanes": envs.num_envs}
+    lanes: dict[str, Any] = {"num_steps": ROLLOUT_STEPS, "num_lanes": envs.num_envs, "rng": rng, "greedy": plan.greedy}
     if exported is not None:
-        return NumpyActor(exported, rng=rng, greedy=plan.greedy, **shape)
+        return NumpyActor(exported, **lanes)
     policy = torch_policy(plan.network, envs.spec, outputs=plan.outputs, seed=plan.network_seed)
-    return PolicyActor(policy, envs.spec, rng=rng, greedy=plan.greedy, **shape)
+    return PolicyActor(policy, envs.spec, **lanes)

@@ -115,6 +115,6 @@ def _normalizer(config: TrainerConfig, env_spec: EnvSpec) -> Normalizer:
             f"Set it to false."
         )
     settings = config.algorithm.chosen
-    if settings.replay is not None:
+    if settings.draws_from is not None:
         return Normalizer()  # rewards are clipped before they are added up
     return Normalizer(observation, rewards=settings.normalize_rewards, reward_clip=settings.reward_clip)

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from rlsrl.api.resolved import ReplayConfig, TrainerConfig
-from rlsrl.api.spec import Environment
-from rlsrl.buffers.replay.draws import UniformDraws
+from rlsrl.api.spec import Environment, ReplaySpec
+from rlsrl.buffers.replay.draws import Draws, PrioritizedDraws, UniformDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
 from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
-from rlsrl.buffers.replay.rows import rows_of
+from rlsrl.buffers.replay.rows import IMPORTANCE, rows_of
 from rlsrl.buffers.replay.segments import Segments
 from rlsrl.buffers.replay.store_file import SUFFIX, StoreFile
 from rlsrl.data.slots import SlotLayout
@@ -37,11 +37,11 @@ def open_store(
     Raises:
         ConfigurationError: the disk has no room for it, or does not allow it.
     """
-    replay, settings = config.replay, config.algorithm.chosen.replay
+    replay, settings = config.replay, config.algorithm.chosen.draws_from
     if replay is None:
         return None
     assert settings is not None, "the algorithm replays"
-    layout = replay_layout(config.environment, slot, capacity=settings.capacity)
+    layout = replay_layout(config.environment, slot, settings)
     path = Path(replay.folder) / f"{context.role}-{context.index}{SUFFIX}"
     try:
         file = StoreFile.open(path, layout, former=former, owner=context.incarnation)
@@ -81,7 +81,7 @@ def replay_experience(
     ledger: TrainingLedger,
 ) -> ReplayExperience:
     """Return a rank's experience, with the present settings and what its store holds."""
-    settings, segments = config.algorithm.chosen.replay, store.segments
+    settings, segments = config.algorithm.chosen.draws_from, store.segments
     assert settings is not None, "the algorithm replays"
     limiter = RatioLimiter(
         pace_of(replay),
@@ -89,16 +89,25 @@ def replay_experience(
         updates_per_step=replay.updates_per_step,
         steps_per_lane=config.rollout_length,
     )
+    draws = draws_from(segments, settings)
     if state is not None:
         limiter.load_state_dict(state.values["limiter"], stored=segments.env_steps, held=segments.num_transitions)
+        draws.load_state_dict(state.values["limiter"].get("draws", {}))
     return ReplayExperience(
         store=store,
-        draws=UniformDraws(segments),
+        draws=draws,
         limiter=limiter,
         drawing=drawing_of(config, replay),
         grant=consumer.grant,
         ledger=ledger,
     )
+
+
+def draws_from(segments: Segments, settings: ReplaySpec) -> Draws:
+    """Return the draws that the spec asks for."""
+    if (priorities := settings.priorities) is None:
+        return UniformDraws(segments)
+    return PrioritizedDraws(segments, exponent=priorities.exponent, offset=priorities.offset)
 
 
 def pace_of(replay: ReplayConfig) -> Pace:
@@ -114,13 +123,14 @@ def pace_of(replay: ReplayConfig) -> Pace:
 def drawing_of(config: TrainerConfig, replay: ReplayConfig) -> Drawing:
     """Return what a training step of the rank draws."""
     settings = config.algorithm.chosen
-    assert settings.replay is not None, "the algorithm replays"
+    assert settings.draws_from is not None, "the algorithm replays"
     return Drawing(
         updates=replay.updates_per_step,
         minibatch_rows=settings.minibatch_rows // config.num_trainers,
-        num_steps=settings.replay.n_step,
+        num_steps=settings.draws_from.n_step,
         discount=settings.discount,
         reward_clip=settings.reward_clip,
+        by_priority=settings.draws_from.priorities is not None,
         seed=derived_seed(config.seed, "draws"),
     )
 
@@ -128,15 +138,18 @@ def drawing_of(config: TrainerConfig, replay: ReplayConfig) -> Drawing:
 def example_rows(config: TrainerConfig, replay: ReplayConfig, slot: SlotLayout) -> Arrays:
     """Return the rows of a training step, filled with zeros."""
     drawing = drawing_of(config, replay)
-    layout = replay_layout(config.environment, slot, capacity=1)
+    layout = replay_layout(config.environment, slot, ReplaySpec(capacity=1))
     segments = Segments(layout, bytearray(layout.nbytes))
     keys = np.zeros(drawing.num_rows, np.int64)
-    return rows_of(segments, keys, num_steps=drawing.num_steps, discount=drawing.discount)
+    rows = rows_of(segments, keys, num_steps=drawing.num_steps, discount=drawing.discount)
+    return {**rows, IMPORTANCE: np.ones(drawing.num_rows, np.float32)}
 
 
-def replay_layout(environment: Environment, slot: SlotLayout, *, capacity: int) -> ReplayLayout:
-    """Return the layout of a store of so many transitions. Observations that ``frameStack`` stacks are kept once."""
-    return ReplayLayout.of(slot, capacity=capacity, stacks=_stacks(environment, slot))
+def replay_layout(environment: Environment, slot: SlotLayout, settings: ReplaySpec) -> ReplayLayout:
+    """Return the layout of the store that the spec asks for. Observations that ``frameStack`` stacks are kept once."""
+    stacks = _stacks(environment, slot)
+    has_priorities = settings.priorities is not None
+    return ReplayLayout.of(slot, capacity=settings.capacity, stacks=stacks, has_priorities=has_priorities)
 
 
 def _stacks(environment: Environment, slot: SlotLayout) -> dict[str, int]:

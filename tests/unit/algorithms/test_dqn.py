@@ -1,0 +1,227 @@
+"""DQN: the loss and its gradient by torch's own modules, copies of the target network, draws by priority, epsilon."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlsrl.algorithms.adam import Adam
+from rlsrl.algorithms.base import ERRORS, INDEX, POLICY, WEIGHT, one_rank
+from rlsrl.algorithms.check import check_algorithm
+from rlsrl.algorithms.dqn import TARGET, UPDATES, Dqn, build, coefficients
+from rlsrl.algorithms.gradients import LocalGradients
+from rlsrl.algorithms.learner import Learner
+from rlsrl.api.spec import AlgorithmSpec, DqnSpec
+from rlsrl.buffers.replay.rows import IMPORTANCE, NEXT
+from rlsrl.data.specs import Arrays
+from rlsrl.data.version import Version
+from rlsrl.policies.build import build_network
+from rlsrl.policies.epsilon_greedy import EPSILON
+from rlsrl.policies.networks import MlpActionValues
+from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.testing.rollouts import discrete_env_spec, masked_env_spec
+
+ENV_SPEC = discrete_env_spec(num_features=3, num_actions=4)
+SIZE, UPDATES_A_STEP = 16, 3
+NETWORK = {"hidden_sizes": (8,), "activation": "relu"}
+
+
+def spec_of(**fields: Any) -> DqnSpec:
+    return DqnSpec.model_validate({"minibatchSize": SIZE, "targetPeriod": 4, "maxGradientNorm": 1e6, **fields})
+
+
+def policy_of(seed: int = 0, **options: Any) -> TorchPolicy:
+    module = build_network(MlpActionValues, ENV_SPEC, {**NETWORK, **options}, seed=seed, outputs="actionValues")
+    return TorchPolicy(module, ENV_SPEC, outputs="actionValues")
+
+
+def rows_of(seed: int = 0, *, num_rows: int = UPDATES_A_STEP * SIZE) -> Arrays:
+    """Return rows as a store gives them; a third of them ended an episode."""
+    rng = np.random.default_rng(seed)
+    discount = np.where(rng.random(num_rows) < 1 / 3, 0.0, 0.9**3).astype(np.float32)
+    return {
+        "observation": rng.standard_normal((num_rows, 3), np.float32),
+        NEXT + "observation": rng.standard_normal((num_rows, 3), np.float32),
+        "action": rng.integers(0, 4, num_rows),
+        "reward": 3 * rng.standard_normal(num_rows, np.float32),
+        "discount": discount,
+        IMPORTANCE: rng.uniform(0.1, 4.0, num_rows).astype(np.float32),
+    }
+
+
+def network_of(policy: TorchPolicy, seed: int = 0) -> nn.Sequential:
+    """Return the same network as torch's own modules."""
+    vector = torch.from_numpy(policy.parameters(Version(0, 0)).vector.copy())
+    module = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4))
+    nn.utils.vector_to_parameters(vector, module.parameters())
+    return module
+
+
+class SingleFile:
+    """DQN as a program of its own: loops over rows, torch's modules, autograd and Adam."""
+
+    def __init__(self, policy: TorchPolicy, spec: DqnSpec) -> None:
+        self.network = network_of(policy)
+        self.target = copy.deepcopy(self.network)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=0.1, eps=1e-5)
+        self.spec = spec
+        self.updates = 0
+        self.errors: list[float] = []
+
+    def step(self, rows: Arrays) -> None:
+        for start in range(0, len(rows["reward"]), SIZE):
+            self.update({name: array[start : start + SIZE] for name, array in rows.items()})
+
+    def update(self, rows: Arrays) -> None:
+        weights = (rows[IMPORTANCE] / rows[IMPORTANCE].max()) ** self.spec.importance_exponent
+        losses = []
+        for row in range(SIZE):
+            q = self.network(torch.from_numpy(rows["observation"][row]))[int(rows["action"][row])]
+            with torch.no_grad():
+                following = torch.from_numpy(rows[NEXT + "observation"][row])
+                of_target = self.target(following)
+                best = int(self.network(following).argmax()) if self.spec.double else int(of_target.argmax())
+                target = float(rows["reward"][row]) + float(rows["discount"][row]) * float(of_target[best])
+            error = q - target
+            delta = self.spec.huber_delta
+            huber = 0.5 * error**2 if abs(float(error)) <= delta else delta * (abs(error) - 0.5 * delta)
+            losses.append(float(weights[row]) * huber)
+            self.errors.append(abs(float(error)))
+        self.optimizer.zero_grad()
+        (torch.stack(losses).sum() / SIZE).backward()
+        self.optimizer.step()
+        self.updates += 1
+        if self.updates % self.spec.target_period == 0:
+            self.target.load_state_dict(self.network.state_dict())
+
+
+def learner_of(policy: TorchPolicy, spec: DqnSpec) -> Learner:
+    algorithm = build(spec, policy, 1, None)
+    optimizer = Adam(epsilon=1e-5, max_gradient_norm=1e6)
+    return Learner(algorithm, policy.parameters(Version(0, 0)), learning_rate=0.1, optimizer=optimizer, seed=0)
+
+
+@pytest.mark.parametrize("fields", [{}, {"double": False}, {"huberDelta": 50, "importanceExponent": 1.0}], ids=str)
+def test_steps_are_those_of_an_independent_program(fields: dict[str, Any]) -> None:
+    policy, spec = policy_of(), spec_of(**fields)
+    learner, program = learner_of(policy, spec), SingleFile(policy, spec)
+    for seed in range(4):
+        program.errors.clear()
+        program.step(rows_of(seed))
+        result = learner.step(rows_of(seed))
+        assert result.errors is not None
+        np.testing.assert_allclose(result.errors, program.errors, rtol=1e-3, atol=1e-4)
+        found = learner.parameters(Version(0, 0)).vector
+        expected = nn.utils.parameters_to_vector(program.network.parameters()).detach().numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+        target = nn.utils.parameters_to_vector(program.target.parameters()).detach().numpy()
+        np.testing.assert_allclose(learner._state[TARGET].numpy(), target, rtol=1e-3, atol=1e-4)
+    assert int(learner._state[UPDATES]) == 4 * UPDATES_A_STEP
+
+
+def test_options_change_what_is_learned() -> None:
+    vectors = []
+    for fields in ({}, {"double": False}, {"huberDelta": 50}, {"importanceExponent": 1.0}, {"targetPeriod": 1}):
+        learner = learner_of(policy_of(), spec_of(**fields))
+        for seed in range(3):
+            learner.step(rows_of(seed))
+        vectors.append(learner.parameters(Version(0, 0)).vector)
+    for place, vector in enumerate(vectors):
+        assert not any(np.array_equal(vector, other) for other in vectors[place + 1 :])
+
+
+def test_the_next_value_is_the_target_networks_of_the_action_that_the_network_prefers() -> None:
+    """Van Hasselt et al., equation 4, by two networks that disagree."""
+    policy = policy_of()
+    algorithm = build(spec_of(huberDelta=1e6), policy, 1, None)
+    online, target = (torch.from_numpy(policy_of(seed).parameters(Version(0, 0)).vector.copy()) for seed in (1, 2))
+    rows = rows_of(num_rows=SIZE)
+    batch = algorithm.prepare({POLICY: online}, rows, one_rank, algorithm.evaluate)
+    schedule = algorithm.schedule(batch, np.random.default_rng(0), one_rank)
+    minibatch = {name: tensor[0] for name, tensor in schedule.items()}
+    minibatch["importance_exponent"] = torch.tensor(0.0)
+    state = {TARGET: target, UPDATES: torch.tensor(0)}
+    gradients = LocalGradients(POLICY, algorithm.loss)
+    loss, metrics, _ = gradients({POLICY: online}, state, batch.rows, minibatch)
+    following = {"observation": torch.from_numpy(rows[NEXT + "observation"])}
+    chooser, values = (policy.pure(vector, following)["q"] for vector in (online, target))
+    assert not torch.equal(chooser.argmax(-1), values.argmax(-1))
+    next_value = values[torch.arange(SIZE), chooser.argmax(-1)].detach().numpy()
+    chosen = policy.pure(online, {"observation": torch.from_numpy(rows["observation"])})["q"]
+    error = chosen.detach().numpy()[np.arange(SIZE), rows["action"]] - rows["reward"] - rows["discount"] * next_value
+    np.testing.assert_allclose(metrics[ERRORS].numpy(), np.abs(error), rtol=1e-4, atol=1e-5)
+    assert float(loss) == pytest.approx(float(np.square(error).mean() / 2), rel=1e-4)
+
+
+@pytest.mark.parametrize("huber_delta", [1.0, 0.25])
+def test_quantiles_are_regressed_towards_those_of_the_target(huber_delta: float) -> None:
+    """Dabney et al. (2018), algorithm 1, in loops."""
+    number = 5
+    algorithm = build(spec_of(huberDelta=huber_delta), policy := policy_of(quantiles=number), 1, None)
+    online, target = (
+        torch.from_numpy(policy_of(seed, quantiles=number).parameters(Version(0, 0)).vector.copy()) for seed in (1, 2)
+    )
+    rows = rows_of(num_rows=SIZE)
+    batch = algorithm.prepare({POLICY: online}, rows, one_rank, algorithm.evaluate)
+    schedule = algorithm.schedule(batch, np.random.default_rng(0), one_rank)
+    minibatch = {name: tensor[0] for name, tensor in schedule.items()} | {"importance_exponent": torch.tensor(1.0)}
+    state = {TARGET: target, UPDATES: torch.tensor(0)}
+    loss, metrics, gradient = LocalGradients(POLICY, algorithm.loss)({POLICY: online}, state, batch.rows, minibatch)
+    own = online.clone().requires_grad_()
+    heads = policy.pure(own, {"observation": torch.from_numpy(rows["observation"])})
+    following = {"observation": torch.from_numpy(rows[NEXT + "observation"])}
+    best = policy.pure(online, following)["quantiles"].mean(-1).argmax(-1)
+    of_target = policy.pure(target, following)["quantiles"]
+    importance = rows[IMPORTANCE] / rows[IMPORTANCE].max()
+    expected, errors = torch.zeros(()), []
+    for row in range(SIZE):
+        theta = heads["quantiles"][row, int(rows["action"][row])]
+        values = float(rows["reward"][row]) + float(rows["discount"][row]) * of_target[row, int(best[row])].detach()
+        for i in range(number):
+            for j in range(number):
+                u = values[j] - theta[i]
+                huber = 0.5 * u**2 if abs(float(u)) <= huber_delta else huber_delta * (u.abs() - 0.5 * huber_delta)
+                share = abs((i + 0.5) / number - float(float(u) < 0))
+                expected = expected + float(importance[row]) * share * huber / huber_delta / number / SIZE
+        errors.append(abs(float(theta.mean() - values.mean())))
+    assert float(loss) == pytest.approx(float(expected), rel=1e-4)
+    np.testing.assert_allclose(metrics[ERRORS].numpy(), errors, rtol=1e-4, atol=1e-5)
+    (by_loops,) = torch.autograd.grad(expected, own)
+    torch.testing.assert_close(gradient, by_loops, rtol=1e-3, atol=1e-5)
+
+
+def test_minibatches_are_the_rows_in_order_with_their_importance_up_to_the_largest() -> None:
+    policy, rows = policy_of(), rows_of()
+    algorithm = build(spec_of(), policy, 2, None)
+    params = {POLICY: torch.from_numpy(policy.parameters(Version(0, 0)).vector.copy())}
+    batch = algorithm.prepare(params, rows, one_rank, algorithm.evaluate)
+    schedule = algorithm.schedule(batch, np.random.default_rng(0), one_rank)
+    assert schedule[INDEX].flatten().tolist() == list(range(UPDATES_A_STEP * SIZE))
+    assert schedule[INDEX].shape == (2 * UPDATES_A_STEP, SIZE // 2), "two ranks share each minibatch"
+    torch.testing.assert_close(schedule[WEIGHT], torch.full_like(schedule[WEIGHT], 1 / SIZE))
+    importance = rows[IMPORTANCE].reshape(-1, SIZE // 2)
+    np.testing.assert_allclose(schedule[IMPORTANCE].numpy(), importance / importance.max(axis=1, keepdims=True))
+
+
+def test_actions_are_random_until_training_begins() -> None:
+    policy = policy_of()
+    schedule = {"epsilonSchedule": {"linear": {"to": 0.1, "envSteps": 1000}}}
+    spec = spec_of(epsilon=0.5, replay={"start": 100}, **schedule)
+    algorithm: Dqn = build(spec, policy, 1, None)
+    epsilons = [algorithm.acting_scalars(env_steps)[EPSILON] for env_steps in (0, 99, 100, 500, 2000)]
+    assert epsilons == pytest.approx([1.0, 1.0, 0.46, 0.3, 0.1])
+    algorithm.adopt(coefficients(spec_of(epsilon=0.25, importanceExponent=0.75), None))
+    assert algorithm.acting_scalars(500)[EPSILON] == 0.25
+    assert algorithm.coefficients(500) == {"importance_exponent": 0.75}
+
+
+@pytest.mark.parametrize("env_spec", [ENV_SPEC, masked_env_spec()], ids=["plain", "masked"])
+def test_it_keeps_the_interface_of_algorithms(env_spec: Any) -> None:
+    spec = AlgorithmSpec.model_validate({"dqn": {"minibatchSize": 64, "replay": {"priorities": {}}}})
+    for options in ({}, {"dueling": True, "quantiles": 4}):
+        check_algorithm(spec, env_spec, MlpActionValues, {**NETWORK, **options})
