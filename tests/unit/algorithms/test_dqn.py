@@ -24,7 +24,7 @@ from rlsrl.policies.build import build_network
 from rlsrl.policies.epsilon_greedy import EPSILON
 from rlsrl.policies.networks import MlpActionValues
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import discrete_env_spec, masked_env_spec
+from rlsrl.testing.rollouts import MASK, discrete_env_spec, masked_env_spec
 
 ENV_SPEC = discrete_env_spec(num_features=3, num_actions=4)
 SIZE, UPDATES_A_STEP = 16, 3
@@ -156,6 +156,39 @@ def test_the_next_value_is_the_target_networks_of_the_action_that_the_network_pr
     error = chosen.detach().numpy()[np.arange(SIZE), rows["action"]] - rows["reward"] - rows["discount"] * next_value
     np.testing.assert_allclose(metrics[ERRORS].numpy(), np.abs(error), rtol=1e-4, atol=1e-5)
     assert float(loss) == pytest.approx(float(np.square(error).mean() / 2), rel=1e-4)
+
+
+@pytest.mark.parametrize("quantiles", [1, 4])
+def test_what_follows_has_no_value_where_no_action_is_legal(quantiles: int) -> None:
+    """So may the last observation of a truncated episode be."""
+    env_spec = masked_env_spec()
+    kwargs = {**NETWORK, "quantiles": quantiles}
+    module = build_network(MlpActionValues, env_spec, kwargs, seed=1, outputs="actionValues")
+    policy = TorchPolicy(module, env_spec, outputs="actionValues")
+    rng = np.random.default_rng(0)
+    mask = np.ones((SIZE, 3), np.int8)
+    rows = {
+        **{prefix + "observation/x": rng.standard_normal((SIZE, 4), np.float32) for prefix in ("", NEXT)},
+        MASK: mask,
+        NEXT + MASK: np.where(np.arange(SIZE)[:, None] % 2, mask, 0).astype(np.int8),
+        "action": rng.integers(0, 3, SIZE),
+        "reward": rng.standard_normal(SIZE, np.float32),
+        "discount": np.full(SIZE, 0.99, np.float32),
+        IMPORTANCE: np.ones(SIZE, np.float32),
+    }
+    errors = []
+    for discount in (0.99, 0.0):
+        rows["discount"][::2] = discount  # of those without a legal action
+        algorithm = build(spec_of(), policy, 1, None)
+        params = {POLICY: torch.from_numpy(policy.parameters(Version(0, 0)).vector.copy())}
+        batch = algorithm.prepare(params, rows, one_rank, algorithm.evaluate)
+        schedule = algorithm.schedule(batch, rng, one_rank)
+        minibatch = {name: tensor[0] for name, tensor in schedule.items()} | {"importance_exponent": torch.tensor(0.0)}
+        gradients = LocalGradients(POLICY, algorithm.loss)
+        _, metrics, _ = gradients(params, algorithm.initial_state(params), batch.rows, minibatch)
+        errors.append(metrics[ERRORS].numpy())
+    np.testing.assert_array_equal(*errors)
+    assert errors[0].max() < 100
 
 
 @pytest.mark.parametrize("huber_delta", [1.0, 0.25])

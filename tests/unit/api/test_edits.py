@@ -20,6 +20,7 @@ FREE = frozenset(
     | {f"spec.environment.kwargsByRank.{member}" for member in ("each", "cycle")}
 )
 """Fields that an API server cannot compare."""
+MLP = {"hiddenSizes": [64, 64], "activation": "tanh", "layerNorm": False, "dueling": False, "quantiles": 1}
 
 
 def load(document: Any) -> RLExperiment:
@@ -78,7 +79,7 @@ def test_a_changed_field_is_named(path: str, value: Any, does: str) -> None:
         (
             ["policy.network.custom.factory=a:b"],
             [
-                ("spec.policy.network.mlp", {"hiddenSizes": [64, 64], "activation": "tanh", "layerNorm": False}, None),
+                ("spec.policy.network.mlp", MLP, None),
                 ("spec.policy.network.custom", None, {"factory": "a:b", "kwargs": {}}),
             ],
         ),

@@ -78,13 +78,13 @@ class RatioMachine(RuleBasedStateMachine):
     def take(self) -> None:
         self.limiter.expect(None if self.steps_left is None else self.limiter.env_steps_for(self.steps_left))
         self.granted += self.limiter.take()
-        assert self.limiter.room == 0 or self.limiter.is_complete
+        assert self.limiter.room == 0 or self.limiter.is_complete or self.lanes_in_turn
 
-    @precondition(lambda self: self.granted)
+    @precondition(lambda self: self.granted > 0)
     @rule(data=st.data())
     def arrives(self, data: Any) -> None:
         """Some steps only reset an environment, and are no env steps."""
-        lanes = data.draw(st.integers(1, min(self.widest, self.granted)))
+        lanes = data.draw(st.integers(1, min(self.widest, self.granted + self.limiter.room)))
         env_steps = data.draw(st.integers(0, lanes * self.steps))
         self.granted -= lanes
         self.limiter.stored(env_steps, lanes=lanes)
@@ -196,15 +196,17 @@ class TurnsMachine(RatioMachine):
         trains, before = self.limiter.may_train, self.granted
         super().take()
         if before <= 0:
-            self.left_of_turn = 0 if trains else 2 * self.widest
+            self.left_of_turn = 0 if trains else 2 * self.widest - before
         self.left_of_turn -= self.granted - before
         assert self.left_of_turn >= 0, "granted in its turn only"
         assert self.limiter.outstanding == self.granted
 
     @invariant()
     def never_do_both_wait(self) -> None:
+        """A slot is issued while anything is granted, if it fits into that and the room."""
         if self.steps_left != 0:
-            assert self.granted > 0 or self.limiter.may_train
+            can_gather = self.granted > 0 and self.granted + self.limiter.room >= self.widest
+            assert can_gather or self.limiter.may_train
 
 
 RatioMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
@@ -249,6 +251,27 @@ def test_in_the_end_there_are_as_many_updates_as_the_ratio_says(
     stored, updates = gathered(limiter, steps_of_a_slot=steps_of_a_slot)
     assert end <= stored < end + 8
     assert 0 <= (stored - 100) * ratio - updates < 4
+
+
+def test_a_turn_that_actors_with_narrower_slots_have_begun_is_gathered_by_wider_ones() -> None:
+    """Three of four slots of two lanes have arrived; then two actors with four lanes each take their place."""
+    narrow, wide = (Pace(updates_per_env_step=0.5, bound=1000.0, most_lanes=lanes, lanes_in_turn=8) for lanes in (2, 4))
+    limiter = RatioLimiter(narrow, start=10_000, updates_per_step=4, steps_per_lane=4)
+    assert limiter.take() == 8
+    for _ in range(3):
+        limiter.stored(8, lanes=2)
+    limiter.tune(wide)
+    assert (limiter.take(), limiter.outstanding) == (0, 2)
+    assert limiter.outstanding + limiter.room >= 4
+    limiter.stored(16, lanes=4)
+    assert limiter.take() == 10, "the next turn, and what this one had too many"
+
+
+def test_whether_training_and_gathering_take_turns_does_not_change() -> None:
+    for in_turn in (None, 6):
+        limiter = limiter_of(1.0, bound=20.0, lanes_in_turn=in_turn)
+        limiter.tune(pace_of(0.5, bound=20.0, lanes_in_turn=6 if in_turn is None else None))
+        assert limiter.takes_turns == (in_turn is not None)
 
 
 def test_rounding_does_not_stop_a_run_before_its_last_training_step() -> None:

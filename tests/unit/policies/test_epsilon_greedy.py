@@ -176,6 +176,27 @@ def test_a_dueling_network_adds_advantages_to_the_value_and_acts_by_advantages(
     np.testing.assert_allclose(by_numpy.distribution, by_torch.distribution, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize("size", [100.0, 1000.0])
+def test_large_values_whose_differences_are_small_are_exported(size: float, dueling: bool) -> None:
+    """As those of a trained network are; their rounding is that of their size."""
+    env_spec = discrete_env_spec()
+    policy = policy_of(env_spec, None, hidden_sizes=(64, 64), dueling=dueling)
+    parameters = version(policy, {})
+    vector = parameters.vector.copy()
+    for name, offset in policy.layout.offsets.items():
+        count = int(np.prod(policy.layout.shapes[name]))
+        part = vector[offset : offset + count]
+        part *= 0.1
+        if name in ("q.4.weight", "q.4.bias"):
+            part *= 0.01
+        if name == ("value.4.bias" if dueling else "q.4.bias"):
+            part += size
+    exported = policy.export()
+    assert exported is not None
+    check_export(policy, exported, replace(parameters, vector=vector))
+
+
 def test_the_value_of_an_action_is_the_mean_of_its_quantiles() -> None:
     env_spec = discrete_env_spec(num_actions=3)
     policy = policy_of(env_spec, None, hidden_sizes=(8,), quantiles=7)

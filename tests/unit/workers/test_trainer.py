@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +14,11 @@ from rlsrl.api.load import load_text
 from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import TrainerConfig
+from rlsrl.data.slots import ProducerId
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.terminal import TERMINAL_KEY, WITHDRAWN_KEY, failure_of, withdrawn_failure
+from rlsrl.runtime.ledger import TrainerLedger, read_pages
 from rlsrl.testing.contexts import RecordingSession, make_context
 from rlsrl.testing.parameter_dbs import make_parameters, make_state
 from rlsrl.workers.build.parameters import open_parameter_store
@@ -48,6 +50,34 @@ def test_a_finished_run_is_not_trained(tmp_path: Path) -> None:
     trainer.run()
     assert trainer.result == RECORD
     assert [str(info.version) for info in db.versions(config.policy_name)] == ["1.3"]
+
+
+def test_a_trainer_that_was_killed_after_the_end_of_its_run_gives_its_store_up_later(tmp_path: Path) -> None:
+    """Between the terminal record and the removal of the store."""
+    replays = """
+  algorithm: {dqn: {}}
+  pacing: {trainStepsPerEnvStep: 1}
+"""
+    config = resolve(load_text(TEXT + replays), local_placement(run_uid="0f3a", run_folder=tmp_path)).trainer
+    db = open_parameter_store(config.parameter_store)
+    db.push(config.policy_name, make_parameters(Version(1, 3)))
+    db.annotate(config.policy_name, Version(1, 3), {TERMINAL_KEY: RECORD})
+    store = tmp_path / "replay" / "trainer-0.store"
+    store.parent.mkdir()
+    store.touch()
+    with closing(make_context("trainer", tmp_path / "ledger").open_ledger_page()) as page:
+        ledger = TrainerLedger(page)
+        ledger.resume(None, keeps=True)
+        ledger.take(ProducerId(0, 0), 0, 40, 40)
+        ledger.trained(10)
+    context = make_context("trainer", tmp_path / "ledger", attempt=2, incarnation=1)
+    trainer = TrainerWorker(context, build=lambda *_, **__: pytest.fail("the trainer trains"))
+    trainer.configure(config)
+    assert not store.exists()
+    (record,) = read_pages(tmp_path / "ledger")
+    counted = {term: count for term, count in record.counters.items() if count}
+    assert counted == {"trained": 10, "dropped.end_of_run": 30}
+    assert record.ended
 
 
 class Built(Exception):

@@ -15,7 +15,7 @@ from torch.nn.functional import huber_loss
 from typing_extensions import override
 
 from rlsrl.algorithms.base import ERRORS, POLICY, WEIGHT, Algorithm, Batch, Evaluate, ParameterGroup, Reduce, Tensors
-from rlsrl.algorithms.rows import chosen_values, drawn_batch, drawn_schedule
+from rlsrl.algorithms.rows import chosen_values, drawn_batch, drawn_schedule, has_choice
 from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
 from rlsrl.api.spec import DqnSpec
 from rlsrl.buffers.replay.rows import IMPORTANCE, NEXT
@@ -110,7 +110,7 @@ class Dqn(Algorithm):
         The target is ``reward + discount * Q_target(s', argmax_a Q(s', a))`` (van Hasselt et al., eq. 4); without
         ``double`` the target network chooses, too (Mnih et al., algorithm 1). A network with quantiles learns those of
         the returns by quantile regression (Dabney et al. 2018, "Distributional reinforcement learning with quantile
-        regression", algorithm 1).
+        regression", algorithm 1). What follows has no value where no action is legal.
         """
         chosen = _of_actions(self._network(params[POLICY], minibatch), minibatch["action"])
         with torch.no_grad():
@@ -118,6 +118,7 @@ class Dqn(Algorithm):
             values = self._network(state[TARGET], following)
             chooser = self._network(params[POLICY], following) if self._settings.double else values
             next_values = _of_actions(values, chooser[ACTION_VALUES_HEAD].argmax(dim=-1))
+            next_values = torch.where(has_choice(values[ACTION_VALUES_HEAD]).unsqueeze(-1), next_values, 0.0)
             target = minibatch["reward"].unsqueeze(-1) + minibatch["discount"].unsqueeze(-1) * next_values
         weight = minibatch[WEIGHT] * minibatch[IMPORTANCE] ** minibatch[IMPORTANCE_EXPONENT]
         loss = torch.dot(_regression(chosen, target, self._settings.huber_delta), weight)

@@ -11,7 +11,15 @@ from typing_extensions import override
 
 from rlsrl.algorithms.base import POLICY, WEIGHT, Algorithm, Batch, Evaluate, ParameterGroup, Reduce, Tensors
 from rlsrl.algorithms.returns import explained_variance, explained_variance_sums, generalized_advantages
-from rlsrl.algorithms.rows import as_rows, check_divides, chosen_values, frame_rows, mean_schedule, step_rows
+from rlsrl.algorithms.rows import (
+    as_rows,
+    check_divides,
+    chosen_values,
+    frame_rows,
+    has_choice,
+    mean_schedule,
+    step_rows,
+)
 from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
 from rlsrl.api.spec import PqnSpec
 from rlsrl.data.specs import Arrays
@@ -89,9 +97,10 @@ class Pqn(Algorithm):
 
     @override
     def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:
-        """Return the ``largest`` value and that of the ``chosen`` action, [N] each."""
+        """Return the ``largest`` value and that of the ``chosen`` action, [N] each. Without a legal action it is 0."""
         values = self._network(params[POLICY], rows)["q"]
-        return {"largest": values.amax(dim=-1), "chosen": chosen_values(values, rows["action"])}
+        largest = torch.where(has_choice(values), values.amax(dim=-1), 0.0)
+        return {"largest": largest, "chosen": chosen_values(values, rows["action"])}
 
     @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:

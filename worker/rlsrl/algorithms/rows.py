@@ -18,6 +18,7 @@ from rlsrl.algorithms.base import INDEX, WEIGHT, Batch, Reduce, Tensors
 from rlsrl.buffers.replay.rows import IMPORTANCE
 from rlsrl.data.specs import Arrays
 from rlsrl.policies.device import to_device
+from rlsrl.policies.exported import MASKED_LOGIT
 from rlsrl.policies.functional import PureNetwork
 
 
@@ -84,6 +85,11 @@ def mean_schedule(
 def chosen_values(values: Tensor, action: Tensor) -> Tensor:
     """Return the values, [N], of the actions [N] int64 among those of all, [N, A]."""
     return values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
+def has_choice(values: Tensor) -> Tensor:
+    """Return where any action is legal, [N], by the values of all, [N, A]: a truncated episode may end without one."""
+    return values.amax(dim=-1) > MASKED_LOGIT
 
 
 def drawn_batch(rows: Arrays, device: torch.device) -> Batch:

@@ -169,9 +169,9 @@ def check_export(policy: NetworkPolicy, exported: ExportedActor, parameters: Par
     # The logits of illegal actions are equal in both. Without this they would be the largest outputs by far.
     legal = (expected != MASKED_LOGIT) | (found != MASKED_LOGIT)
     expected, found = np.where(legal, expected, 0.0), np.where(legal, found, 0.0)
+    largest = float(np.abs(expected).max())  # of the values themselves: so large is their rounding
     if head != exported.head:
         expected, found = (_without_mean(values, legal) for values in (expected, found))
-    largest = float(np.abs(expected).max())
     difference = float(np.abs(found - expected).max())
     if not difference <= CHECK_TOLERANCE * largest:
         raise ExportMismatch(

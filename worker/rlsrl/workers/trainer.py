@@ -21,6 +21,7 @@ from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.parameters.terminal import UPDATES_SKIPPED, WITHDRAWN_KEY, terminal_record
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.parameters import open_parameter_store
+from rlsrl.workers.build.replay import discard_store
 from rlsrl.workers.build.trainer import TrainerParts, build_trainer
 from rlsrl.workers.checkpoints import LATE, UNSTORED
 from rlsrl.workers.context import WorkerContext
@@ -85,6 +86,7 @@ class TrainerWorker(Worker[TrainerConfig]):
         self._terminal = terminal_record(db, config.policy_name)
         if self._terminal is not None:
             self._context.log.info("already_finished", **self._terminal)
+            discard_store(config, self._context)
             self.exit()
             return
         # The end of training is no request to exit: the last version may still have to wait for room.

@@ -224,7 +224,7 @@ class ActionValueSettings(AlgorithmSettings):
     """How epsilon changes during training. Constant by default."""
     epsilon_spread: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Environment i of all N acts with ``epsilon ** (1 + epsilonSpread * i / (N - 1))`` (Horgan et al. 2018, with 7).
-    0: all with the same."""
+    0: all with the same. Otherwise a change of ``actors.replicas`` restarts all actors: they know N."""
 
     @property
     @override

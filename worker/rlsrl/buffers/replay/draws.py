@@ -18,8 +18,8 @@ MOST_ATTEMPTS = 20
 """Rounds in which places without a transition are drawn again, before the transitions are listed."""
 SCALE = 1 << 20
 """Whole numbers of a priority of 1."""
-LARGEST = float(1 << 40)
-"""The largest whole number of a priority: the sum of 8 million of them is below 2 ** 63."""
+LARGEST = 1 << 40
+"""The largest whole number of a priority. In stores of more than 4 million places it is less: see ``_most``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +114,14 @@ class PrioritizedDraws(Draws):
         self._priorities = segments.arrays[PRIORITY].reshape(-1)
         """By place. What is held has one of 1 at least: ``_refresh``."""
         self._tree = SumTree(segments.layout.num_places)
-        is_held = (segments.arrays[MARK] > 0)[:, None] & segments.arrays["mask"]
-        held = np.flatnonzero(is_held)
-        self._largest = int(self._priorities[held].max(initial=SCALE))
-        # A kill came between a segment and its priorities.
-        self._priorities[held] = np.where(self._priorities[held] > 0, self._priorities[held], self._largest)
-        self._tree[held] = self._priorities[held]
+        self._most = min(LARGEST, (1 << 62) // segments.layout.num_places)
+        """So that the sum of all is below 2 ** 63."""
+        is_held = ((segments.arrays[MARK] > 0)[:, None] & segments.arrays["mask"]).reshape(-1)
+        self._largest = int(self._priorities.max(where=is_held, initial=SCALE))
+        self._priorities[is_held & (self._priorities == 0)] = (
+            self._largest
+        )  # a kill came between segment and priorities
+        self._tree.fill(np.where(is_held, self._priorities, 0))
 
     @override
     def inserted(self, numbers: range) -> None:
@@ -145,7 +147,7 @@ class PrioritizedDraws(Draws):
         held = self._segments.are_held(numbers)
         places = (numbers % self._segments.layout.num_segments) * self._segments.layout.num_steps + step
         priorities = (np.abs(errors.astype(np.float64)) + self._offset) ** self._exponent
-        rounded = np.clip(np.rint(priorities * SCALE), 1, LARGEST).astype(np.int64)[held]
+        rounded = np.clip(np.rint(priorities * SCALE), 1, self._most).astype(np.int64)[held]
         self._priorities[places[held]] = rounded
         self._tree[places[held]] = rounded
         self._largest = max(self._largest, int(rounded.max(initial=0)))
@@ -156,7 +158,7 @@ class PrioritizedDraws(Draws):
 
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._largest = max(self._largest, int(state.get("largest", 0)))
+        self._largest = min(max(self._largest, int(state.get("largest", 0))), self._most)
 
     def _refresh(self, numbers: Indices) -> None:
         """Set the priorities of whole segments: the largest for transitions, 0 elsewhere."""

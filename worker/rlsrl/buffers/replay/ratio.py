@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 ROUNDING = 1e-6
@@ -123,8 +123,12 @@ class RatioLimiter:
 
     @property
     def room(self) -> int:
-        """Lanes beyond those granted that the last slots of a run may use, since they are whole."""
-        return self._pace.most_lanes - 1 if self.is_complete else 0
+        """Lanes beyond those granted that a slot may use, since it is whole.
+
+        In turns that is so after actors were replaced by some with wider slots: of a turn that one has begun fewer
+        lanes may be left than a slot has. Then, and at the end of the run, nothing else is granted.
+        """
+        return self._pace.most_lanes - 1 if self.takes_turns or self.is_complete else 0
 
     @property
     def is_complete(self) -> bool:
@@ -162,6 +166,8 @@ class RatioLimiter:
         Raises:
             ValueError: the bound is too small, or the ratio is not above 0.
         """
+        if (pace.lanes_in_turn is None) == self.takes_turns:
+            pace = replace(pace, lanes_in_turn=self._pace.lanes_in_turn)
         self._pace = self._checked(pace)
         if pace.updates_per_env_step != self._pieces[-1].ratio:
             begins = max(self._stored, self._start)

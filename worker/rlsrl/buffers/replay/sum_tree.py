@@ -48,6 +48,17 @@ class SumTree:
                 nodes = nodes // FANOUT
                 of_children = sums[nodes[:, None] * FANOUT + np.arange(FANOUT), -1]
 
+    def fill(self, numbers: Integers) -> None:
+        """Set the numbers at all places, [size]."""
+        self._numbers[: len(numbers)] = numbers
+        of_children = self._numbers.reshape(-1, FANOUT)
+        for sums in self._sums:
+            nodes = len(of_children)
+            of_children.cumsum(axis=1, out=sums[:nodes, 1:])
+            whole = np.zeros(-(-nodes // FANOUT) * FANOUT, np.int64)
+            whole[:nodes] = sums[:nodes, -1]
+            of_children = whole.reshape(-1, FANOUT)
+
     def find(self, values: Integers) -> Integers:
         """Return the places, [N], whose numbers these values, [N], fall into: at least 0 and below ``total``.
 

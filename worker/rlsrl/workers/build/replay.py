@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from rlsrl.data.slots import SlotLayout
 from rlsrl.data.specs import Arrays
 from rlsrl.parameters.protocols import TrainerState
 from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.streams.protocols import SampleConsumer
 from rlsrl.workers.build.common import derived_seed
 from rlsrl.workers.context import WorkerContext
@@ -42,7 +44,7 @@ def open_store(
         return None
     assert settings is not None, "the algorithm replays"
     layout = replay_layout(config.environment, slot, settings)
-    path = Path(replay.folder) / f"{context.role}-{context.index}{SUFFIX}"
+    path = _path(replay, context)
     try:
         file = StoreFile.open(path, layout, former=former, owner=context.incarnation)
     except OSError as error:
@@ -60,6 +62,25 @@ def open_store(
     else:
         context.log.info("replay_store_empty", why=file.why_empty)
     return store
+
+
+def discard_store(config: TrainerConfig, context: WorkerContext) -> None:
+    """Remove the store of a run that has ended, if a former life was killed before it did so, and count what it held.
+
+    Nothing to do where nothing is replayed.
+    """
+    if config.replay is None:
+        return
+    _path(config.replay, context).unlink(missing_ok=True)
+    with closing(context.open_ledger_page()) as page:
+        if held := page.record.counters["in_buffer"]:
+            ledger = TrainerLedger(page)
+            ledger.dropped("end_of_run", held)
+            ledger.end()
+
+
+def _path(replay: ReplayConfig, context: WorkerContext) -> Path:
+    return Path(replay.folder) / f"{context.role}-{context.index}{SUFFIX}"
 
 
 def _why_not_opened(error: OSError, path: Path, num_bytes: int, *, capacity: int) -> str:
