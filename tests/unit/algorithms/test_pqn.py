@@ -23,7 +23,7 @@ from rlsrl.policies.build import build_network
 from rlsrl.policies.epsilon_greedy import EPSILON
 from rlsrl.policies.networks import MlpActionValues
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import discrete_env_spec, masked_env_spec
+from rlsrl.testing.rollouts import MASK, discrete_env_spec, masked_env_spec
 
 ENV_SPEC = discrete_env_spec(num_features=3, num_actions=4)
 NUM_STEPS, NUM_LANES = 16, 4
@@ -99,6 +99,19 @@ def test_each_version_has_the_epsilon_of_its_transitions() -> None:
     assert second == pytest.approx(1.0 - 0.8 * slots["mask"].sum() / 1000)
     learner.adopt(1e-3, coefficients(PqnSpec(epsilon=0.05), None))
     assert learner.parameters(Version(0, 2)).statistics[EPSILON] == np.float32(0.05)
+
+
+def test_an_observation_without_a_legal_action_has_the_value_0() -> None:
+    """So may the last one of a truncated episode be."""
+    env_spec = masked_env_spec()
+    module = build_network(MlpActionValues, env_spec, NETWORK, seed=1, outputs="actionValues")
+    policy = TorchPolicy(module, env_spec, outputs="actionValues")
+    params = {POLICY: torch.from_numpy(policy.parameters(Version(0, 0)).vector.copy())}
+    mask = torch.tensor([[1, 0, 1], [0, 0, 0]], dtype=torch.int8)
+    rows = {"observation/x": torch.ones(2, 4), MASK: mask, "action": torch.zeros(2, dtype=torch.int64)}
+    largest = build(SPEC, policy, 1, None).evaluate(params, rows)["largest"].detach()
+    assert largest[1] == 0.0
+    assert 0.0 < abs(float(largest[0])) < 100
 
 
 @pytest.mark.parametrize("env_spec", [ENV_SPEC, masked_env_spec()], ids=["plain", "masked"])

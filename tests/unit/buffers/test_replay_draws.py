@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlsrl.buffers.replay.draws import LARGEST, Draws, PrioritizedDraws, UniformDraws
+from rlsrl.buffers.replay.draws import LARGEST, SCALE, Draws, PrioritizedDraws, UniformDraws
 from rlsrl.buffers.replay.layout import MARK, ReplayLayout
 from rlsrl.buffers.replay.segments import Segments
 from rlsrl.testing.replay import Numbered, SlotSource
@@ -153,10 +153,10 @@ def test_priorities_outlive_the_process() -> None:
 def test_priorities_of_large_stores_have_a_sum_that_fits() -> None:
     segments = filled(6)
     draws = PrioritizedDraws(segments, exponent=1.0, offset=0.0)
-    draws._most = (1 << 62) // segments.layout.num_places
+    assert draws._most == min(LARGEST, (1 << 62) // segments.layout.num_places)
+    draws._most = 5 * SCALE  # as of a store that is that much larger
     draws.settle(held_keys(segments), np.full(segments.num_transitions, 3e38, np.float32))
-    assert 0 < draws._tree.total < 1 << 62
-    assert PrioritizedDraws(segments, exponent=1.0, offset=0.0)._most <= LARGEST
+    assert draws._tree.total == draws._most * segments.num_transitions
 
 
 def test_a_segment_whose_priorities_a_kill_prevented_has_the_largest() -> None:
