@@ -15,8 +15,8 @@ from rlsrl.testing.waiting import until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 TRAINED = 300.0
-"""A return that no network reaches without its training: one with random weights has 9 to 25. The run ends when the mean
-over its last episodes is 475; of a single version, greedy episodes had a mean of 449 once."""
+"""A return that no network reaches without its training: one with random weights has 9 to 25. The run ends when the
+mean over its last episodes is 475; of a single version, greedy episodes had a mean of 449 once."""
 
 
 def test_it_trains_to_the_goal_and_its_exported_weights_play(

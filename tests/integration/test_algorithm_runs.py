@@ -72,14 +72,14 @@ spec:
 EXAMPLES = Path(__file__).parents[2] / "examples"
 VTRACE = (EXAMPLES / "cartpole-vtrace.yaml").read_text()
 PQN = (EXAMPLES / "cartpole-pqn.yaml").read_text().replace("  stop:\n", "  stop:\n    returnMean: 475\n")
-DQN = (EXAMPLES / "cartpole-dqn.yaml").read_text().replace("name: cartpole-dqn", "name: live")
+DQN = (EXAMPLES / "cartpole-dqn.yaml").read_text().replace("envSteps: 100000", "{returnMean: 475, envSteps: 400000}")
 EXPERIMENTS = {
     "REINFORCE": REINFORCE,
     "critic apart": CRITIC_APART,
     "V-trace": VTRACE.replace("name: cartpole-vtrace", "name: live"),
     "PQN": PQN.replace("name: cartpole-pqn", "name: live"),
     "Q-learning": Q_LEARNING,
-    "DQN": DQN,
+    "DQN": DQN.replace("name: cartpole-dqn", "name: live"),
 }
 WAYS = {
     "policy worker": ("policyWorkers.replicas=1",),
