@@ -16,6 +16,8 @@ from pydantic.fields import FieldInfo
 
 from rlsrl.api.model import Model
 from rlsrl.api.spec import (
+    VALUE_OPTIONS,
+    ActionValueSettings,
     AlgorithmSettings,
     AlgorithmSpec,
     EgressPeer,
@@ -292,7 +294,7 @@ def with_value(case: Case, value: Any) -> JsonDocument:
             if step in members and step != other:
                 mapping.pop(other, None)
     spec = document["spec"]
-    if case.path[-1] in VALUES_ONLY:
+    if case.path[-1] in VALUE_OPTIONS:
         spec["algorithm"] = {"pqn": {}}
     if case.path[:2] == ("spec", "pacing") and case.path[-1] in RATIO:
         _opened(document, STORES["custom"])
@@ -302,8 +304,6 @@ def with_value(case: Case, value: Any) -> JsonDocument:
     return document
 
 
-VALUES_ONLY = ("dueling", "quantiles")
-"""Options of networks for the values of actions."""
 STORES = {
     name: ("spec", "algorithm", name, *block.replay_path) for name, block in ALGORITHMS.items() if block.replay_path
 }
@@ -373,9 +373,9 @@ def variation(rng: random.Random) -> JsonDocument:
     actors: JsonDocument = {"replicas": rng.randint(1, 8), "rolloutLength": rng.choice([1, 5, 16, 128, 2048])}
     actors[rng.choice(["environments", "environmentsPerActor"])] = rng.randint(2, 64)
     spec["actors"] = actors
-    if algorithm not in ("pqn", "dqn"):
+    if not issubclass(ALGORITHMS[algorithm], ActionValueSettings):
         for network in spec.get("policy", {}).get("network", {}).values():
-            for option in VALUES_ONLY:
+            for option in VALUE_OPTIONS:
                 network.pop(option, None)
     if rng.random() < 0.5:
         actors["vectorization"] = rng.choice(_vectorizations(spec))

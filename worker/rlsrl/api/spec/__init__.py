@@ -6,6 +6,7 @@ several fields is one record, a ``CrossFieldRule``, with its Python check and it
 """
 
 from rlsrl.api.spec.algorithm import (
+    ActionValueSettings,
     AlgorithmNeeds,
     AlgorithmSettings,
     AlgorithmSpec,
@@ -26,7 +27,7 @@ from rlsrl.api.spec.environment import Atari, Environment, EnvironmentSpec, Http
 from rlsrl.api.spec.experiment import API_VERSION, KIND, ExperimentSpec, RLExperiment
 from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import FilesystemStore, ObjectStore, ParameterStore, ParameterVersions
-from rlsrl.api.spec.policy import Cnn, CustomNetwork, Mlp, Network, PolicySpec
+from rlsrl.api.spec.policy import VALUE_OPTIONS, Cnn, CustomNetwork, Mlp, Network, PolicySpec
 from rlsrl.api.spec.run import PausedWorkers, Restarts, Security, Stop, Tracking, Wandb
 from rlsrl.api.spec.workers import (
     Actors,
@@ -43,6 +44,8 @@ from rlsrl.api.spec.workers import (
 __all__ = [
     "API_VERSION",
     "KIND",
+    "VALUE_OPTIONS",
+    "ActionValueSettings",
     "Actors",
     "AlgorithmNeeds",
     "AlgorithmSettings",

@@ -15,11 +15,11 @@ from pydantic.alias_generators import to_camel
 
 from rlsrl.api.model import GANG, INTEGRAL, LIVE, MAX_ARGUMENTS, REFUSE, ROLL, Ignored, Model
 from rlsrl.api.rules import CrossFieldRule, Fault, near_divisors
-from rlsrl.api.spec.algorithm import AlgorithmSettings, AlgorithmSpec, PpoSpec
+from rlsrl.api.spec.algorithm import ActionValueSettings, AlgorithmSettings, AlgorithmSpec, PpoSpec
 from rlsrl.api.spec.environment import PLACE_ARGUMENT, EnvironmentSpec
 from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import ParameterVersions
-from rlsrl.api.spec.policy import PolicySpec
+from rlsrl.api.spec.policy import VALUE_OPTIONS, Mlp, PolicySpec
 from rlsrl.api.spec.run import PausedWorkers, Restarts, Security, Stop, Tracking
 from rlsrl.api.spec.workers import Actors, BufferWorkers, Evaluators, Pacing, PolicyWorkers, Trainers
 
@@ -76,9 +76,11 @@ def _has(path: str) -> str:
 _VALUES = " || ".join(
     f"has(self.algorithm.{name})" + (f" && self.algorithm.{name}.{'.'.join(path)} == 'actionValues'" if path else "")
     for name, settings in AlgorithmSpec.blocks().items()
-    if (path := settings.outputs_path) or settings.model_construct().outputs == "actionValues"
+    if (path := settings.outputs_path) or issubclass(settings, ActionValueSettings)
 )
 """Whether the algorithm learns the values of actions."""
+_WITHOUT_VALUES = {option: str(Mlp.model_fields[option].default).lower() for option in VALUE_OPTIONS}
+"""What ``VALUE_OPTIONS`` have to be with other algorithms, in YAML."""
 _REPLAYS = "(" + " || ".join(f"({_has(path)})" for path in _STORES.values()) + ")"
 """Whether the algorithm draws from a store."""
 _DIVISORS = " && ".join(f"{each} > 0" for each in (_ENVIRONMENTS, f"{_ACTORS}.replicas", _GROUPS, _BATCH, _TRAINERS))
@@ -531,7 +533,7 @@ _RULES: tuple[CrossFieldRule, ...] = (
             message=f"must be {without} with an algorithm that does not learn the values of actions",
         )
         for name in ("mlp", "cnn")
-        for option, without in (("dueling", "false"), ("quantiles", "1"))
+        for option, without in _WITHOUT_VALUES.items()
     ),
     *(
         CrossFieldRule(

@@ -9,6 +9,9 @@ from pydantic import Field
 from rlsrl.api.model import INTEGRAL, Arguments, Model
 from rlsrl.api.spec.scalars import Attribute
 
+VALUE_OPTIONS = ("dueling", "quantiles")
+"""The fields of built-in networks that only algorithms use which learn the values of actions."""
+
 
 class Mlp(Model):
     """A multi-layer perceptron for each output of the network: policy and value, or the values of actions."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rlsrl.api.spec import Environment, Network, NetworkOutputs
+from rlsrl.api.spec import VALUE_OPTIONS, Environment, Network, NetworkOutputs
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import AtariOptions, EnvironmentSource, environment_spec
 from rlsrl.envs.http.options import HttpOptions
@@ -141,7 +141,7 @@ def torch_policy(
     kwargs: Mapping[str, Any]
     cnns = {"policy": NatureCnnPolicy, "policyAndValue": NatureCnnActorCritic, "actionValues": NatureCnnActionValues}
     mlps = {"policy": MlpPolicy, "policyAndValue": MlpActorCritic, "actionValues": MlpActionValues}
-    without = set() if outputs == "actionValues" else {"dueling", "quantiles"}
+    without = set() if outputs == "actionValues" else {*VALUE_OPTIONS}
     if network.custom is not None:
         factory = load_callable(network.custom.factory, where="network factory")
         kwargs = network.custom.kwargs
