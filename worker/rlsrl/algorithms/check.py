@@ -18,7 +18,7 @@ from rlsrl.algorithms.learner import Learner, first_parameters
 from rlsrl.api.spec import AlgorithmSettings, AlgorithmSpec
 from rlsrl.buffers.replay.draws import UniformDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
-from rlsrl.buffers.replay.rows import IMPORTANCE, rows_of
+from rlsrl.buffers.replay.rows import drawn_rows
 from rlsrl.buffers.replay.segments import Segments
 from rlsrl.data.random_slots import random_slot
 from rlsrl.data.slots import ProducerId, Slot, rollout_layout
@@ -136,9 +136,8 @@ def _drawn(env_spec: EnvSpec, slot: Slot, settings: AlgorithmSettings, rng: np.r
     layout = ReplayLayout.of(of_slot, capacity=num_steps * num_lanes)
     segments = Segments(layout, bytearray(layout.nbytes))
     segments.insert(slot)
-    keys = UniformDraws(segments).draw(settings.minibatch_rows, rng).keys
-    rows = rows_of(segments, keys, num_steps=settings.draws_from.n_step, discount=settings.discount)
-    return {**rows, IMPORTANCE: np.ones(len(keys), np.float32)}
+    drawn = UniformDraws(segments).draw(settings.minibatch_rows, rng)
+    return drawn_rows(segments, drawn, num_steps=settings.draws_from.n_step, discount=settings.discount)
 
 
 def _without_gaps(slots: Arrays) -> Arrays:

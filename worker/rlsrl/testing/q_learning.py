@@ -13,7 +13,7 @@ from rlsrl.algorithms.base import ERRORS, POLICY, WEIGHT, Batch, Evaluate, Param
 from rlsrl.algorithms.custom import CustomAlgorithm, Setup
 from rlsrl.algorithms.rows import chosen_values, drawn_batch, drawn_schedule
 from rlsrl.api.spec import AlgorithmNeeds
-from rlsrl.buffers.replay.rows import IMPORTANCE, NEXT
+from rlsrl.buffers.replay.rows import NEXT
 from rlsrl.data.specs import Arrays
 from rlsrl.policies.epsilon_greedy import EPSILON
 
@@ -29,9 +29,7 @@ class QLearning(CustomAlgorithm):
 
     interface = 1
 
-    def __init__(
-        self, setup: Setup, *, following: float = 0.05, epsilon: float = 0.1, importance_exponent: float = 0.0
-    ) -> None:
+    def __init__(self, setup: Setup, *, following: float = 0.05, epsilon: float = 0.1) -> None:
         """Let the target network move by ``following`` towards the network with each minibatch."""
         self._setup = setup
         self._network = setup.policy.pure
@@ -39,7 +37,6 @@ class QLearning(CustomAlgorithm):
         self._observation = tuple(setup.policy.env_spec.observation)
         self._following = following
         self._epsilon = epsilon
-        self._importance_exponent = importance_exponent
 
     @property
     @override
@@ -86,7 +83,6 @@ class QLearning(CustomAlgorithm):
             best = self._network(state[TARGET], following)["q"].amax(dim=-1)
             target = minibatch["reward"] + minibatch["discount"] * best
         errors = chosen - target
-        weight = minibatch[WEIGHT] * minibatch[IMPORTANCE] ** self._importance_exponent
-        loss = torch.dot(errors.square(), weight)
+        loss = torch.dot(errors.square(), minibatch[WEIGHT])
         metrics = {"loss": loss, "q": torch.dot(chosen, minibatch[WEIGHT]), ERRORS: errors}
         return loss, {name: tensor.detach() for name, tensor in metrics.items()}

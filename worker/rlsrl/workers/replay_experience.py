@@ -15,12 +15,11 @@ from rlsrl.algorithms.learner import StepResult
 from rlsrl.buffers.replay.draws import Drawn, Draws
 from rlsrl.buffers.replay.layout import FIRST_TRAINED
 from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
-from rlsrl.buffers.replay.rows import IMPORTANCE, rows_of
+from rlsrl.buffers.replay.rows import drawn_rows
 from rlsrl.buffers.replay.segments import Indices, Segments
 from rlsrl.buffers.replay.store_file import StoreFile
 from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.slots import Slot
-from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import Held
@@ -196,7 +195,13 @@ class ReplayExperience(Experience):
                 rng = np.random.default_rng((self._drawing.seed, self._version.step))
                 drawn = self._draws.draw(self._drawing.num_rows, rng)
                 self._age = self._segments.mean_age(drawn.keys)
-            rows = self._rows(drawn)
+            rows = drawn_rows(
+                self._segments,
+                drawn,
+                num_steps=self._drawing.num_steps,
+                discount=self._drawing.discount,
+                reward_clip=self._drawing.reward_clip,
+            )
             arrived, self._arrived = self._arrived, []
             oldest, self._oldest_arrived = self._oldest_arrived or self._version, None
         return ReplayBatch(
@@ -207,17 +212,6 @@ class ReplayExperience(Experience):
             episodes=EndedEpisodes.joined([episodes for _, episodes in arrived]),
             keys=drawn.keys,
         )
-
-    def _rows(self, drawn: Drawn) -> Arrays:
-        rows = rows_of(
-            self._segments,
-            drawn.keys,
-            num_steps=self._drawing.num_steps,
-            discount=self._drawing.discount,
-            reward_clip=self._drawing.reward_clip,
-        )
-        importance = 1.0 / (drawn.share * self._segments.num_transitions)
-        return {**rows, IMPORTANCE: importance.astype(np.float32)}
 
     @override
     def trained(self, batch: TrainingBatch, result: StepResult) -> int:

@@ -112,15 +112,14 @@ class PrioritizedDraws(Draws):
         self._exponent = exponent
         self._offset = offset
         self._priorities = segments.arrays[PRIORITY].reshape(-1)
-        """By place. What is held has one of 1 at least: ``_refresh``."""
+        """By place: 1 at least for each transition that is held."""
         self._tree = SumTree(segments.layout.num_places)
         self._most = min(LARGEST, (1 << 62) // segments.layout.num_places)
         """So that the sum of all is below 2 ** 63."""
         is_held = ((segments.arrays[MARK] > 0)[:, None] & segments.arrays["mask"]).reshape(-1)
         self._largest = int(self._priorities.max(where=is_held, initial=SCALE))
-        self._priorities[is_held & (self._priorities == 0)] = (
-            self._largest
-        )  # a kill came between segment and priorities
+        # Between a segment and its priorities there may have been a kill.
+        self._priorities[is_held & (self._priorities == 0)] = self._largest
         self._tree.fill(np.where(is_held, self._priorities, 0))
 
     @override

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlsrl.buffers.replay.draws import Drawn
 from rlsrl.buffers.replay.layout import EPISODE_START
 from rlsrl.buffers.replay.segments import NONE, Indices, Segments, stack_places
 from rlsrl.data.specs import Arrays
@@ -16,6 +17,15 @@ NEXT = "next/"
 IMPORTANCE = "importance"
 """Name of the rows' importance ratios, [N] float32: how much more often a row would be drawn if all had the same
 probability, ``1 / (num_transitions * P(i))``. Which power of it corrects a loss, the algorithm decides."""
+
+
+def drawn_rows(
+    segments: Segments, drawn: Drawn, *, num_steps: int, discount: float, reward_clip: float | None = None
+) -> Arrays:
+    """Return the rows of the transitions that were drawn, and their importance ratios under ``IMPORTANCE``."""
+    rows = rows_of(segments, drawn.keys, num_steps=num_steps, discount=discount, reward_clip=reward_clip)
+    importance = 1.0 / (drawn.share * segments.num_transitions)
+    return {**rows, IMPORTANCE: importance.astype(np.float32)}
 
 
 def rows_of(
