@@ -147,7 +147,7 @@ def test_priorities_outlive_the_process() -> None:
         np.testing.assert_array_equal(before.share, after.share)
         slot = source.slot()
         for each, own in ((draws, segments), (resumed, later)):
-            each.inserted(own.insert(slot).numbers)  # the largest priority that there was is none that is there
+            each.inserted(own.insert(slot).numbers)  # no transition has the largest priority now
 
 
 def test_priorities_of_large_stores_have_a_sum_that_fits() -> None:
@@ -162,12 +162,12 @@ def test_priorities_of_large_stores_have_a_sum_that_fits() -> None:
 def test_a_segment_whose_priorities_a_kill_prevented_has_the_largest() -> None:
     segments = filled(6)
     keys, draws = held_keys(segments), PrioritizedDraws(segments, exponent=1.0, offset=0.0)
-    draws.settle(keys, np.where(keys == keys[0], 4.0, 0.25).astype(np.float32))
+    priorities = np.where(keys == keys[-1], 4.0, 0.25)
+    draws.settle(keys, priorities.astype(np.float32))
     source = SlotSource(num_steps=5, num_lanes=2)
     inserted = segments.insert(source.slot()).numbers
     resumed = PrioritizedDraws(segments, exponent=1.0, offset=0.0)
-    keys = held_keys(segments)
-    priorities = np.where(keys >= inserted.start * 5, 0.25, 0.25)
+    before, keys = keys, held_keys(segments)
     assert keys[-1] >= inserted.start * 5
-    priorities[keys >= inserted.start * 5] = resumed._largest / 2**20
+    priorities = np.where((keys >= inserted.start * 5) | (keys == before[-1]), 4.0, 0.25)
     assert p_value(resumed, keys, priorities / priorities.sum()) > LEAST_PROBABILITY
