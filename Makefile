@@ -58,7 +58,7 @@ bench: setup  ## Measure a workload against peers (W=W1; the first run creates t
 bench-report: setup  ## Update the table and plot of the benchmarks in docs/benchmarks and README
 	$(BIN)/python benchmarks/report.py
 
-paired: setup  ## Compare the speed of HEAD with an older commit on a workload (BASE=REV W=W1; 40 minutes)
+paired: setup  ## Compare the speed of HEAD with older commits on a workload (BASE=REV W=W1; 20 minutes a commit)
 	$(BIN)/python benchmarks/paired.py $(BASE) $(W)
 
 lint: setup  ## ruff, mypy, layers, class names, sizes, drift of generated files

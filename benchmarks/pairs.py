@@ -1,4 +1,4 @@
-"""Evaluate pairs of turns of two commits: order, bounds and the lines that are printed. Pure."""
+"""Evaluate rounds of turns of a commit and the bases that it is paired with: order, bounds and printed lines. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from figures import QUIET_SHARE, Round, Turn
 
-BASE, HEAD = "base", "head"
-"""Names of the two commits in a pair: the older one, and the one that is judged against it."""
+HEAD = "head"
+"""Name of the contestant that is judged against each of the others, the bases."""
 CONFIDENCE = 0.9
 LEAST_PAIRS = 5
-"""With fewer pairs, even the smallest and the largest ratio bound the median with less than 90 % confidence."""
+"""With fewer rounds, even the smallest and the largest ratio bound the median with less than 90 % confidence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,24 +36,24 @@ class Bounds:
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
-            return f"{self.median:.3f} (no bounds below {LEAST_PAIRS} pairs)"
+            return f"{self.median:.3f} (no bounds below {LEAST_PAIRS} rounds)"
         return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The result of the counted pairs."""
+    """The result of the counted rounds."""
 
-    pairs: int
+    rounds: int
     discarded: int
     speeds: Mapping[str, float]
-    """Median env steps a second of each commit."""
-    speed_ratio: Bounds
-    """Head over base, pair by pair."""
+    """Median env steps a second of each contestant."""
+    speed_ratios: Mapping[str, Bounds]
+    """Head over each base, round by round."""
     cpu_seconds: Mapping[str, float]
-    """Median processor seconds per env step of each commit."""
-    cpu_ratio: Bounds
-    """Head over base, pair by pair."""
+    """Median processor seconds per env step of each contestant."""
+    cpu_ratios: Mapping[str, Bounds]
+    """Head over each base, round by round."""
 
 
 def bound_rank(number: int) -> int:
@@ -69,87 +69,107 @@ def bound_rank(number: int) -> int:
     return rank
 
 
-def order_of(number: int) -> tuple[str, str]:
-    """Return which commit is measured first in the counted pair of that number, from 0: they alternate."""
-    return (BASE, HEAD) if number % 2 == 0 else (HEAD, BASE)
+def order_of(number: int, bases: Sequence[str]) -> tuple[str, ...]:
+    """Return the order of the turns in the counted round of that number, from 0: it is reversed from round to round."""
+    names = (*bases, HEAD)
+    return names if number % 2 == 0 else names[::-1]
 
 
-def counted_pairs(pairs: Sequence[Round]) -> list[Round]:
-    """Return the pairs that were quiet and have a speed of both commits."""
-    return [pair for pair in pairs if why_discarded(pair) is None]
+def counted_rounds(rounds: Sequence[Round]) -> list[Round]:
+    """Return the rounds that were quiet and have a speed of each contestant."""
+    return [round_ for round_ in rounds if why_discarded(round_) is None]
 
 
-def why_discarded(pair: Round) -> str | None:
-    """Return why a pair does not count, or None."""
-    if not pair.is_quiet:
-        noisiest = max(turn.others for turn in pair.turns)
+def why_discarded(round_: Round) -> str | None:
+    """Return why a round does not count, or None."""
+    if not round_.is_quiet:
+        noisiest = max(turn.others for turn in round_.turns)
         return f"other programs used {noisiest:.1%} of the machine, allowed are {QUIET_SHARE:.0%}"
-    without = [turn.contestant for turn in pair.turns if not turn.figure]
+    without = [turn.contestant for turn in round_.turns if not turn.figure]
     return f"too few training steps of {' and '.join(without)} in the window" if without else None
 
 
 def cpu_seconds(turn: Turn, cores: int) -> float:
     """Return the processor seconds of one env step of a turn that has a speed."""
-    assert turn.figure, "a counted pair"
+    assert turn.figure, "a counted round"
     return turn.own * cores / turn.figure
 
 
-def summarize(pairs: Sequence[Round], *, cores: int) -> Summary | None:
-    """Return the result of the pairs, or None if none of them counts."""
-    counted = counted_pairs(pairs)
+def summarize(rounds: Sequence[Round], *, cores: int) -> Summary | None:
+    """Return the result of the rounds, or None if none of them counts."""
+    counted = counted_rounds(rounds)
     if not counted:
         return None
-    speeds = [pair.figures for pair in counted]
-    costs = [{turn.contestant: cpu_seconds(turn, cores) for turn in pair.turns} for pair in counted]
+    speeds = [round_.figures for round_ in counted]
+    costs = [{turn.contestant: cpu_seconds(turn, cores) for turn in round_.turns} for round_ in counted]
     return Summary(
-        pairs=len(counted),
-        discarded=len(pairs) - len(counted),
+        rounds=len(counted),
+        discarded=len(rounds) - len(counted),
         speeds=_medians(speeds),
-        speed_ratio=Bounds.of([pair[HEAD] / pair[BASE] for pair in speeds]),
+        speed_ratios=_ratios(speeds),
         cpu_seconds=_medians(costs),
-        cpu_ratio=Bounds.of([pair[HEAD] / pair[BASE] for pair in costs]),
+        cpu_ratios=_ratios(costs),
     )
 
 
-def pair_line(number: int, pair: Round, *, cores: int) -> str:
-    """Return the line that is printed for a pair; ``number`` counts all pairs from 1, discarded ones included."""
-    turns = {turn.contestant: turn for turn in pair.turns}
-    parts = [f"pair {number:3}"]
-    parts += [_turn_part(turns[name], cores) for name in (BASE, HEAD)]
-    if (why := why_discarded(pair)) is not None:
+def round_line(number: int, round_: Round, *, cores: int) -> str:
+    """Return the line that is printed for a round; ``number`` counts all rounds from 1, discarded ones included."""
+    turns = sorted(round_.turns, key=lambda turn: (turn.contestant == HEAD, turn.contestant))
+    parts = [f"round {number:3}", *(_turn_part(turn, cores) for turn in turns)]
+    if (why := why_discarded(round_)) is not None:
         return "  ".join([*parts, f"discarded: {why}"])
-    ratio = pair.figures[HEAD] / pair.figures[BASE]
-    return "  ".join([*parts, f"ratio {ratio:.3f}", f"{pair.turns[0].contestant} first"])
+    head = round_.figures[HEAD]
+    ratios = ", ".join(f"{head / turn.figure:.3f}" for turn in turns[:-1] if turn.figure)
+    return "  ".join([*parts, f"ratio {ratios}", f"{round_.turns[0].contestant} first"])
 
 
-def closing_line(workload: str, commits: Mapping[str, str], summary: Summary | None, *, seconds: float) -> str:
-    """Return the result in one line, for a closing note."""
-    names = f"{workload}, {commits[BASE]} to {commits[HEAD]}"
-    if summary is None:
-        return f"{names}: no result, no pair counts"
-    base, head = summary.speeds[BASE], summary.speeds[HEAD]
-    base_cost, head_cost = (1e6 * summary.cpu_seconds[name] for name in (BASE, HEAD))
-    return (
-        f"{names}: speed ratio {summary.speed_ratio}, {base:,.0f} to {head:,.0f} env steps/s; processor time per env "
-        f"step: ratio {summary.cpu_ratio}, {base_cost:.1f} to {head_cost:.1f} us; medians with 90 % bounds of "
-        f"{summary.pairs} pairs of {seconds:g} s; discarded: {summary.discarded}"
-    )
+def closing_lines(
+    workload: str, names: Mapping[str, str], rounds: Sequence[Round], *, cores: int, seconds: float
+) -> list[str]:
+    """Return the result for each base in one line, for a closing note.
+
+    Args:
+        workload: Its name.
+        names: What to call each contestant; those besides ``HEAD`` are the bases.
+        rounds: All rounds, discarded ones included.
+        cores: Cores of the machine.
+        seconds: Length of a turn.
+    """
+    found = summarize(rounds, cores=cores)
+    bases = [base for base in names if base != HEAD]
+    if found is None:
+        return [f"{workload}, {names[base]} to {names[HEAD]}: no result, no round counts" for base in bases]
+    return [_closing_line(f"{workload}, {names[base]} to {names[HEAD]}", base, found, seconds) for base in bases]
 
 
-def to_json(pair: Round, conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pair as it is kept, with the conditions that pairs of one result share."""
-    return {"conditions": dict(conditions), "turns": [asdict(turn) for turn in pair.turns]}
+def to_json(round_: Round, conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a round as it is kept, with the conditions that rounds of one result share."""
+    return {"conditions": dict(conditions), "turns": [asdict(turn) for turn in round_.turns]}
 
 
 def from_json(document: Mapping[str, Any], conditions: Mapping[str, Any]) -> Round | None:
-    """Return a kept pair, or None if it was measured under other conditions."""
+    """Return a kept round, or None if it was measured under other conditions."""
     if document["conditions"] != dict(conditions):
         return None
     return Round(turns=tuple(Turn(**turn) for turn in document["turns"]))
 
 
 def _medians(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(pair[name] for pair in figures) for name in (BASE, HEAD)}
+    return {name: statistics.median(figure[name] for figure in figures) for name in figures[0]}
+
+
+def _ratios(figures: Sequence[Mapping[str, float]]) -> dict[str, Bounds]:
+    bases = [name for name in figures[0] if name != HEAD]
+    return {base: Bounds.of([figure[HEAD] / figure[base] for figure in figures]) for base in bases}
+
+
+def _closing_line(what: str, base: str, found: Summary, seconds: float) -> str:
+    base_cost, head_cost = (1e6 * found.cpu_seconds[name] for name in (base, HEAD))
+    return (
+        f"{what}: speed ratio {found.speed_ratios[base]}, {found.speeds[base]:,.0f} to {found.speeds[HEAD]:,.0f} env "
+        f"steps/s; processor time per env step: ratio {found.cpu_ratios[base]}, {base_cost:.1f} to {head_cost:.1f} us; "
+        f"medians with 90 % bounds of {found.rounds} rounds of {seconds:g} s a turn; discarded: {found.discarded}"
+    )
 
 
 def _turn_part(turn: Turn, cores: int) -> str:

@@ -1,10 +1,10 @@
 """Does it pay to pin workers to cores? Pairs of runs of one workload, with the scheduler's choice and pinned.
 
-    python benchmarks/pinning.py [--pairs N] [--seconds S] W1 B1 ...
+    python benchmarks/pinning.py [--rounds N] [--seconds S] W1 B1 ...
 
 Pinned: the threads of each trainer run on one core of its own, the last ones, and all other workers on the rest. A
-thread of this program pins workers twice a second, as they and their threads appear. Prints each pair, and for each
-workload the ratio of the speeds, pinned to free. Pairs count and are kept as in ``paired.py``.
+thread of this program pins workers twice a second, as they and their threads appear. Prints each round, and for
+each workload the ratio of the speeds, pinned to free. Rounds count and are kept as in ``paired.py``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import psutil
 from checkouts import commit_of
 from contestants import ContestantFailed, Rlsrl
 from figures import Turn
-from paired import FOLDER, KeptPairs, measure_pairs
-from pairs import BASE, HEAD, closing_line, summarize
+from paired import FOLDER, KeptRounds, measure_rounds
+from pairs import HEAD, closing_lines
 from results import log
 from turns import ended_by_signals, throughput_turn
 from workloads import WORKLOADS
 
+FREE = "free"
+"""The contestant whose workers are where the scheduler puts them."""
 CORES = sorted(os.sched_getaffinity(0))
 LOOK_SECONDS = 0.5
 
@@ -62,8 +64,8 @@ def _pin_all() -> None:
             os.sched_setaffinity(each.id, cores)
 
 
-def measure(name: str, pairs: int, seconds: float) -> None:
-    """Measure and print the pairs of one workload.
+def measure(name: str, rounds: int, seconds: float) -> None:
+    """Measure and print the rounds of one workload.
 
     Raises:
         ContestantFailed: a run failed.
@@ -73,24 +75,23 @@ def measure(name: str, pairs: int, seconds: float) -> None:
         with pinned() if way == HEAD else contextlib.nullcontext():
             return throughput_turn(Rlsrl(name=way), WORKLOADS[name], (), window_seconds=seconds)
 
-    kept = KeptPairs(folder=FOLDER / "pinning" / f"{name}-{commit_of('HEAD')}", conditions={"window_seconds": seconds})
+    kept = KeptRounds(folder=FOLDER / "pinning" / f"{name}-{commit_of('HEAD')}", conditions={"window_seconds": seconds})
     cores = len(CORES)
-    found = measure_pairs(kept, turn, wanted=pairs, cores=cores)
-    ways = {BASE: "free", HEAD: "pinned"}
-    log(closing_line(name, ways, summarize(found, cores=cores), seconds=seconds))
+    found = measure_rounds(kept, turn, [FREE], wanted=rounds, cores=cores)
+    log("\n".join(closing_lines(name, {FREE: FREE, HEAD: "pinned"}, found, cores=cores, seconds=seconds)))
 
 
 def main() -> int:
     """Measure each workload."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="+", choices=sorted(WORKLOADS))
-    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=20.0)
     arguments = parser.parse_args()
     ended_by_signals()
     try:
         for name in arguments.workloads:
-            measure(name, arguments.pairs, arguments.seconds)
+            measure(name, arguments.rounds, arguments.seconds)
     except ContestantFailed as error:
         log(str(error))
         return 2

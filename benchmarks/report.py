@@ -63,16 +63,17 @@ MEMORY = """\
 95 % interval."""
 
 PAIRED = """\
-`make paired BASE=REV W=W1` compares the speed of the checked-out commit with an older one. Both run the workload in
-turn, 30 pairs of 20 s, the order alternating from pair to pair. Each commit runs in its own checkout (a git worktree
-under `.paired/trees`) on the workload as its own `benchmarks/workloads.py` defines it. Commits with the same
-dependencies share this Python environment; for a commit with other dependencies its own `make setup` makes another one.
+`make paired BASE=REV W=W1` compares the speed of the checked-out commit with an older one, or with several (`BASE="REV
+REV"`). All run the workload in turn: 30 rounds, each commit for 20 s, the order reversed from round to round. Each
+commit runs in its own checkout (a git worktree under `.paired/trees`) on the workload as its own
+`benchmarks/workloads.py` defines it. Commits with the same dependencies share this Python environment; for a commit
+with other dependencies its own `make setup` makes another one.
 
-The command prints the ratio of each pair, and the median ratio with its 90 % bounds. The bounds are order statistics
-(the sign test's), so they assume nothing about the distribution. Beside the speed is the processor time of one env
-step. A pair counts if other programs used at most 3 % of the machine during both turns. Other pairs are printed and
-discarded. Each pair is stored under `.paired/pairs` as soon as it is measured; after an interruption the same command
-continues. One invocation takes at most two hours, and ends after 30 discarded pairs."""
+The command prints the ratios of each round, and for each older commit the median ratio with its 90 % bounds. The bounds
+are order statistics (the sign test's), so they assume nothing about the distribution. Beside the speed is the processor
+time of one env step. A round counts if other programs used at most 3 % of the machine during all its turns. Other
+rounds are printed and discarded. Each round is stored under `.paired/rounds` as soon as it is measured; after an
+interruption the same command continues. One invocation takes at most two hours, and ends after 30 discarded rounds."""
 
 Result = Mapping[str, Any]
 
