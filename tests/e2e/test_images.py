@@ -255,7 +255,7 @@ print(torch_policy(Network(mlp={}), spec, outputs="policyAndValue", seed=0).layo
 
 @pytest.mark.parametrize("example", sorted(path.name for path in (REPOSITORY / "examples").glob("*.yaml")))
 def test_the_environments_of_the_examples_are_in_the_image(images: dict[str, Image], example: str) -> None:
-    environment = load_file(REPOSITORY / "examples" / example).spec.environment.for_workers
+    environment = load_file(REPOSITORY / "examples" / example).spec.worker_environment
     program = """
 import sys
 from rlsrl.api.spec import Environment

@@ -114,19 +114,32 @@ class Lonely(Template):
 
 
 class Unfinished(Template):
-    """Has a group whose first values or learning rate are unusable."""
+    """Has a group whose first values, learning rate or period are unusable."""
 
-    def __init__(self, setup: Setup, initial: list[Any] | None = None, learning_rate: str = "learning_rate") -> None:
+    def __init__(
+        self, setup: Setup, initial: list[Any] | None = None, learning_rate: str = "learning_rate", every: int = 1
+    ) -> None:
         super().__init__(setup)
-        self.initial, self.learning_rate = initial, learning_rate
+        self.initial, self.learning_rate, self.every = initial, learning_rate, every
 
     @property
     @override
     def groups(self) -> dict[str, ParameterGroup]:
         initial = None if self.initial is None else torch.tensor(self.initial)
         return super().groups | {
-            "critic": ParameterGroup(loss=self.loss, initial=initial, learning_rate=self.learning_rate)
+            "critic": ParameterGroup(
+                loss=self.loss, initial=initial, learning_rate=self.learning_rate, every=self.every
+            )
         }
+
+
+class Late(Template):
+    """Updates its only group with every second minibatch."""
+
+    @property
+    @override
+    def groups(self) -> dict[str, ParameterGroup]:
+        return {POLICY: ParameterGroup(loss=self.loss, every=2)}
 
 
 class Restarting(Template):
@@ -171,7 +184,7 @@ def nothing(setup: Setup) -> None:
 def _module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType(MODULE)
     checked = (Template, Mean, Careless, Infinite, Twice, Constant, SameNames)
-    for each in (*checked, Older, TwoPasses, Lonely, Renaming, Unfinished, Restarting, fails, nothing):
+    for each in (*checked, Older, TwoPasses, Lonely, Renaming, Unfinished, Late, Restarting, fails, nothing):
         setattr(module, each.__name__, each)
     monkeypatch.setitem(sys.modules, MODULE, module)
 
@@ -211,6 +224,11 @@ def test_the_factory_gets_its_setup_and_arguments() -> None:
             r"'critic' has the learning rate 'rate'; 'coefficients' adds to \['learning_rate'\]",
         ),
         (custom("Renaming"), "'coefficients' has the name 'learning_rate', which is the spec's"),
+        (
+            custom("Unfinished", kwargs={"initial": [1.0], "every": 0}),
+            "'critic' has 0 in 'every'; the first group has 1",
+        ),
+        (custom("Late"), "'policy' has 2 in 'every'; the first group has 1, others a number of minibatches from 1"),
         (custom("Restarting"), "'policy' has values in 'initial'; its first values are those of a version"),
         (custom(needs={"minibatchSize": 64, "epochs": 3}), r"algorithm.custom.needs.epochs is 3, .* needs 1"),
     ],

@@ -13,7 +13,7 @@ from rlsrl.api.live import name_of, settings_of
 from rlsrl.api.load import Problem, SpecError, dump, load_text
 from rlsrl.api.placement import cluster_placement
 from rlsrl.api.resolve import resolve
-from rlsrl.api.spec import Environment, RLExperiment
+from rlsrl.api.spec import RLExperiment, WorkerEnvironment
 from rlsrl.testing.api_server import faults
 from rlsrl.testing.documents import BROKEN_EGRESS, EGRESS, JsonDocument, minimal
 
@@ -151,7 +151,7 @@ def test_no_worker_gets_the_rules_so_that_an_edit_restarts_none() -> None:
         assert "egress" not in config.to_json()
         assert (name_of(config), settings_of(config)) == (name_of(with_all[role]), settings_of(with_all[role]))
         assert type(config).from_json(config.to_json()) == config
-    assert type(with_all["actor"].environment) is Environment
+    assert type(with_all["actor"].environment) is WorkerEnvironment
 
 
 def test_explain_shows_the_rules_and_that_one_machine_ignores_them() -> None:

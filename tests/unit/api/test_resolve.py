@@ -21,7 +21,7 @@ from rlsrl.api.resolved import (
     PolicyWorkerConfig,
     TrainerConfig,
 )
-from rlsrl.api.spec import Environment, Mlp, Network, ParameterVersions, PpoSpec, Stop
+from rlsrl.api.spec import Mlp, Network, ParameterVersions, PpoSpec, Stop, WorkerEnvironment
 from rlsrl.streams.handshake import MAX_SLOTS
 from rlsrl.workers.build.actor import _exponents
 
@@ -50,7 +50,7 @@ def config_of(experiment: ResolvedExperiment, kind: type[ConfigT]) -> ConfigT:
 def test_each_role_has_the_config_that_it_needs() -> None:
     experiment = resolved("seed=3", "algorithm.ppo.epochs=2", "pacing.maxPolicyLag=2", "parameters.keepLast=7")
 
-    environment = Environment(id="CartPole-v1", kwargs={"sutton_barto_reward": True})
+    environment = WorkerEnvironment(id="CartPole-v1", kwargs={"sutton_barto_reward": True})
     network = Network(mlp=Mlp())
     for config in (experiment.coordinator, experiment.trainer, experiment.actor):
         assert (config.experiment, config.run_uid, config.seed) == ("one", "0f3a", 3)

@@ -14,6 +14,7 @@ from rlsrl.testing.documents import (
     CASES,
     LEAVES,
     MODELS,
+    STORES,
     Case,
     JsonDocument,
     camel,
@@ -74,8 +75,7 @@ def test_the_smallest_legal_value_breaks_at_most_a_rule_across_fields(case: Case
         load_text(json.dumps(with_value(case, legal(case))))
     except SpecError as error:
         assert {problem.path for problem in error.problems} <= {  # noqa: PT017 - most values are accepted
-            "spec.algorithm.custom.needs.replay.capacity",
-            "spec.algorithm.dqn.replay.capacity",
+            *(".".join((*path, "capacity")) for path in STORES.values()),
             "spec.algorithm.ppo.minibatchSize",
             "spec.pacing.maxPolicyLag",
             "spec.pacing.maxTrainStepsBehind",

@@ -180,7 +180,9 @@ class BoundedMachine(RatioMachine):
     @invariant()
     def gathering_is_ahead_by_the_bound_at_most(self) -> None:
         started_with = self.ratio * self.steps * self.widest  # of the slot with which the start was reached
-        assert self.limiter.debt <= max(self.bound, started_with) + EPSILON * max(1.0, self.due)
+        # At the end of the run the last slot may have more lanes than are granted.
+        last_slot = self.ratio * self.steps * (self.widest - 1) if self.limiter.is_complete else 0.0
+        assert self.limiter.debt <= max(self.bound, started_with) + last_slot + EPSILON * max(1.0, self.due)
 
 
 class TurnsMachine(RatioMachine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +29,8 @@ MASK = "observation/mask"
 SPECS = {
     "discrete": EnvSpec(observation=FLOATS, action=DISCRETE),
     "continuous": EnvSpec(observation=FLOATS, action=CONTINUOUS),
+    "squashed": EnvSpec(observation=FLOATS, action=replace(CONTINUOUS, vectors="squashed")),
+    "clipped": EnvSpec(observation=FLOATS, action=replace(CONTINUOUS, vectors="clipped")),
     "joint": EnvSpec(observation=FLOATS, action=JOINT),
     "categories": EnvSpec(
         observation={"observation": ArraySpec(shape=(1,), dtype="int64", categories=((0, 9),))}, action=DISCRETE

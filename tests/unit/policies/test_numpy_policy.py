@@ -20,6 +20,7 @@ from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.rollouts import (
     CHOICES_AND_FLAGS,
     MIXED,
+    bounded_env_spec,
     categories_env_spec,
     continuous_env_spec,
     discrete_action,
@@ -38,6 +39,8 @@ MASKED = EnvSpec(
 KINDS = {
     "discrete": discrete_env_spec(),
     "continuous": continuous_env_spec(),
+    "squashed": bounded_env_spec("squashed"),
+    "clipped": bounded_env_spec("clipped"),
     "masked": MASKED,
     "categories": categories_env_spec(),
     "joint": replace(discrete_env_spec(), action=CHOICES_AND_FLAGS),

@@ -31,7 +31,7 @@ def environment_of(fields: str) -> Any:
           actors: {environments: 8}
           stop: {envSteps: 1}
     """
-    return load_text(text % fields).spec.environment.for_workers
+    return load_text(text % fields).spec.worker_environment
 
 
 @pytest.mark.parametrize(("rollout_length", "bound"), [(32, 1 / 3.5), (128, 1 / 3.8)])

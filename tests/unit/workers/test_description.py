@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from rlsrl.api.spec import Environment
+from rlsrl.api.spec import WorkerEnvironment
 from rlsrl.parameters.protocols import ParameterSource, SourceTimeout
 from rlsrl.runtime.errors import EnvironmentFailed
 from rlsrl.runtime.join_session import JoinError
@@ -58,7 +58,9 @@ def test_a_worker_waits_for_the_environment_whose_spaces_it_needs(tmp_path: Path
     context = make_context("trainer", tmp_path, join_session=session)
     if fails:
         with pytest.raises(EnvironmentFailed, match="cannot be made: it raised SystemExit"):
-            spec_of_environments(Environment(factory=f"{__name__}:exits"), context)
+            spec_of_environments(WorkerEnvironment(factory=f"{__name__}:exits"), context)
     else:
-        assert spec_of_environments(Environment(id="CartPole-v1"), context).observation["observation"].shape == (4,)
+        assert spec_of_environments(WorkerEnvironment(id="CartPole-v1"), context).observation["observation"].shape == (
+            4,
+        )
     assert session.turns == ["environment", "working"]

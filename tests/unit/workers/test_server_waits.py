@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from rlsrl.api.spec import Environment
+from rlsrl.api.spec import WorkerEnvironment
 from rlsrl.envs.unreachable import EnvironmentUnreachable
 from rlsrl.workers.build import common
 from rlsrl.workers.context import WorkerContext
@@ -60,7 +60,7 @@ def test_a_worker_that_only_learns_the_spaces_reports_its_wait(monkeypatch: pyte
         raise EnvironmentUnreachable("http://sim is away", wait=lambda _: True)
 
     monkeypatch.setattr(common, "environment_spec", spec)
-    environment = Environment.model_validate({"http": {"url": "http://sim"}})
+    environment = WorkerEnvironment.model_validate({"http": {"url": "http://sim"}})
     found: Any = common.spec_of_environments(environment, cast("WorkerContext", reports))
     assert found == "the spec"
     assert reports.reasons == [(1, "http://sim is away"), (0, "")]

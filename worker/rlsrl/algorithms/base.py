@@ -70,7 +70,8 @@ class ParameterGroup:
 
     Returns this rank's share of the loss: the shares of all ranks add up to the loss of the whole minibatch. Beside it
     it returns metrics: scalars without gradients, this rank's shares, as the loss is. Each group's have other names.
-    One loss may have ``ERRORS`` among them.
+    An array among them, [M], is no metric: it has a value for each row. The losses of the groups after this one find it
+    in the minibatch, under its name. ``ERRORS`` is one that draws by priority need.
 
     The losses of microbatches add up in the same way: each term is a sum over rows.
 
@@ -84,6 +85,8 @@ class ParameterGroup:
     """The coefficient that is the step size: the spec's learning rate, or one of ``Algorithm.coefficients``."""
     optimizer: Adam | None = None
     """None: with the spec's settings."""
+    every: int = 1
+    """The group is updated with every so many minibatches. 1 for the first group, and where the loss has ``ERRORS``."""
 
 
 class Algorithm(ABC):
@@ -98,8 +101,8 @@ class Algorithm(ABC):
     def groups(self) -> Mapping[str, ParameterGroup]:
         """The parameter groups by name, ``POLICY`` among them: the same at each call.
 
-        On each minibatch they are updated in this order, and each sees what those before it changed. If a loss or
-        gradient is not finite, its group and those after it keep their parameters.
+        On each minibatch those that are due are updated in this order, and each sees what those before it changed. If a
+        loss or gradient is not finite, its group and those after it keep their parameters.
 
         Actors get only ``POLICY``: the parameters of critics, for example, are a group that stays with the trainers.
         """
@@ -155,6 +158,7 @@ class Algorithm(ABC):
     def update_state(self, params: Tensors, state: Tensors) -> Tensors:  # noqa: ARG002 - for algorithms that have one
         """Return the state after the minibatch that led to ``params``. PURE, as losses are.
 
-        It is used if all groups were updated, else the state stays as it is.
+        It is used after a minibatch with which the last group was due, if all that were due were updated. Else the
+        state stays as it is.
         """
         return state

@@ -13,7 +13,7 @@ from rlsrl.algorithms.adam import Adam
 from rlsrl.algorithms.base import ERRORS, INDEX, POLICY, WEIGHT, Algorithm, Batch, ParameterGroup, Tensors, one_rank
 from rlsrl.algorithms.catalog import implementation_of
 from rlsrl.algorithms.evaluation import evaluated_in_parts
-from rlsrl.algorithms.gradients import LocalGradients
+from rlsrl.algorithms.gradients import LocalGradients, of_rows
 from rlsrl.algorithms.learner import Learner, first_parameters
 from rlsrl.api.spec import AlgorithmSettings, AlgorithmSpec
 from rlsrl.buffers.replay.draws import UniformDraws
@@ -49,7 +49,7 @@ def check_algorithm(
     Checks that the algorithm can be built; that its schedule has ``needs.epochs`` minibatches of
     ``needs.minibatchSize`` rows; that rows that are no transitions have no influence; that the losses of parts of a
     minibatch add up to its own, as those of several ranks do; that losses change nothing and have metrics of different
-    names; and that a step of the optimizers is taken.
+    names; and that steps of the optimizers are taken.
 
     Args:
         spec: The section ``algorithm`` of the experiment. Its minibatch size must be a multiple of ``num_lanes``.
@@ -96,23 +96,22 @@ def _problems(spec: AlgorithmSpec, policy: TorchPolicy, slots: Arrays) -> Iterat
     if number != batch.num_transitions:
         yield f"prepare: num_transitions is {batch.num_transitions}, and the batch has {number}"
     without = _step_inputs(algorithm, params, slots if replays else _without_gaps(slots))
+    minibatch, gapless = _Minibatch(algorithm, params, batch, schedule), _Minibatch(algorithm, params, *without)
+    halves = [_Minibatch(algorithm, params, batch, part) for part in _parts(schedule, spec.chosen.minibatch_rows)]
     names: list[str] = []
     for name, group in algorithm.groups.items():
         where = "loss" if name == POLICY else f"loss of the group {name!r}"
-        whole, metrics = _gradient(algorithm, name, group, params, batch, schedule)
+        whole, metrics = minibatch.gradient(name, group)
         names += metrics
         if any(not torch.equal(params[each], before[each]) for each in params):
             yield f"{where}: it changes the parameters"
         if not bool(torch.isfinite(whole).all()):
             yield f"{where}: its gradient is not finite"
             return
-        first, second = (
-            _gradient(algorithm, name, group, params, batch, part)[0]
-            for part in _parts(schedule, spec.chosen.minibatch_rows)
-        )
+        first, second = (half.gradient(name, group)[0] for half in halves)
         if _differ(whole, first + second):
             yield f"{where}: the gradients of a minibatch's halves do not add up to its own: each term must be a sum"
-        if _differ(whole, _gradient(algorithm, name, group, params, *without)[0]):
+        if _differ(whole, gapless.gradient(name, group)[0]):
             yield f"prepare or schedule: steps that are no transitions have an influence; they need a {WEIGHT!r} of 0"
     store = spec.chosen.draws_from
     if store is not None and store.priorities is not None and ERRORS not in names:
@@ -120,9 +119,11 @@ def _problems(spec: AlgorithmSpec, policy: TorchPolicy, slots: Arrays) -> Iterat
     if twice := sorted({name for name in names if names.count(name) > 1}):
         yield f"losses: several groups have the metrics {twice}"
     learner = Learner(algorithm, initial, learning_rate=1e-3, optimizer=Adam(max_gradient_norm=1.0), seed=0)
-    result = learner.step(slots)
-    if result.skipped:
-        yield f"{result.skipped} of {len(result.taken)} minibatches were skipped: a loss or gradient is not finite"
+    # Steps until each group was due.
+    num_steps = max(group.every for group in algorithm.groups.values())
+    taken = [each for _ in range(num_steps) for each in learner.step(slots).taken]
+    if not all(taken):
+        yield f"{taken.count(False)} of {len(taken)} minibatches were skipped: a loss or gradient is not finite"
     elif np.array_equal(learner.parameters(initial.version).vector, initial.vector):
         yield "loss: a step changes no parameter"
 
@@ -153,15 +154,21 @@ def _step_inputs(algorithm: Algorithm, params: Tensors, slots: Arrays) -> tuple[
     return batch, algorithm.schedule(batch, np.random.default_rng(0), one_rank)
 
 
-def _gradient(
-    algorithm: Algorithm, name: str, group: ParameterGroup, params: Tensors, batch: Batch, schedule: Tensors
-) -> tuple[Tensor, Tensors]:
-    """Return the gradient of a group's loss of the first minibatch, and the metrics."""
-    minibatch = {name: tensor[0] for name, tensor in schedule.items()}
-    minibatch |= {name: torch.tensor(value) for name, value in algorithm.coefficients(0).items()}
-    state = algorithm.initial_state(params)
-    _, metrics, gradient = LocalGradients(name, group.loss)(params, state, batch.rows, minibatch)
-    return gradient, metrics
+class _Minibatch:
+    """The first minibatch of a schedule, for the losses of all groups in order."""
+
+    def __init__(self, algorithm: Algorithm, params: Tensors, batch: Batch, schedule: Tensors) -> None:
+        self._params = params
+        self._state = algorithm.initial_state(params)
+        self._rows = batch.rows
+        self._inputs = {name: tensor[0] for name, tensor in schedule.items()}
+        self._inputs |= {name: torch.tensor(value) for name, value in algorithm.coefficients(0).items()}
+
+    def gradient(self, name: str, group: ParameterGroup) -> tuple[Tensor, Tensors]:
+        """Return the gradient of that group's loss, and the metrics."""
+        _, metrics, gradient = LocalGradients(name, group.loss)(self._params, self._state, self._rows, self._inputs)
+        self._inputs |= of_rows(metrics)
+        return gradient, metrics
 
 
 def _parts(schedule: Tensors, num_rows: int) -> Iterator[Tensors]:

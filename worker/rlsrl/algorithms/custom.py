@@ -117,8 +117,13 @@ def _check_groups(algorithm: CustomAlgorithm, named: str) -> None:
             f"{named}: 'coefficients' has the name {LEARNING_RATE!r}, which is the spec's; give it another name"
         )
     rates = {LEARNING_RATE, *coefficients}
+    first = next(iter(groups))
     for name, group in groups.items():
         where = f"{named}: the parameter group {name!r}"
+        if group.every < 1 or (name == first and group.every != 1):
+            raise ConfigurationError(
+                f"{where} has {group.every} in 'every'; the first group has 1, others a number of minibatches from 1"
+            )
         if group.learning_rate not in rates:
             raise ConfigurationError(
                 f"{where} has the learning rate {group.learning_rate!r}; 'coefficients' adds to {sorted(rates)}"

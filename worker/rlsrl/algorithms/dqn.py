@@ -15,10 +15,17 @@ from torch.nn.functional import huber_loss
 from typing_extensions import override
 
 from rlsrl.algorithms.base import ERRORS, POLICY, WEIGHT, Algorithm, Batch, Evaluate, ParameterGroup, Reduce, Tensors
-from rlsrl.algorithms.rows import chosen_values, drawn_batch, drawn_schedule, has_choice
+from rlsrl.algorithms.rows import (
+    IMPORTANCE_EXPONENT,
+    chosen_values,
+    corrected_weights,
+    drawn_batch,
+    drawn_schedule,
+    has_choice,
+)
 from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
 from rlsrl.api.spec import DqnSpec
-from rlsrl.buffers.replay.rows import IMPORTANCE, NEXT
+from rlsrl.buffers.replay.rows import NEXT
 from rlsrl.data.specs import Arrays
 from rlsrl.policies.epsilon_greedy import EPSILON
 from rlsrl.policies.networks import ACTION_VALUES_HEAD, QUANTILES_HEAD
@@ -28,7 +35,6 @@ TARGET = "target"
 """The part of the state that has the parameters of the target network."""
 UPDATES = "updates"
 """The part of the state that counts minibatches, [] int64."""
-IMPORTANCE_EXPONENT = "importance_exponent"
 
 
 def build(settings: DqnSpec, policy: TorchPolicy, num_ranks: int, end: int | None) -> Dqn:
@@ -120,8 +126,7 @@ class Dqn(Algorithm):
             next_values = _of_actions(values, chooser[ACTION_VALUES_HEAD].argmax(dim=-1))
             next_values = torch.where(has_choice(values[ACTION_VALUES_HEAD]).unsqueeze(-1), next_values, 0.0)
             target = minibatch["reward"].unsqueeze(-1) + minibatch["discount"].unsqueeze(-1) * next_values
-        weight = minibatch[WEIGHT] * minibatch[IMPORTANCE] ** minibatch[IMPORTANCE_EXPONENT]
-        loss = torch.dot(_regression(chosen, target, self._settings.huber_delta), weight)
+        loss = torch.dot(_regression(chosen, target, self._settings.huber_delta), corrected_weights(minibatch))
         value = chosen.mean(dim=-1)
         error = (value - target.mean(dim=-1)).abs()
         mean = minibatch[WEIGHT]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from rlsrl.algorithms.base import ERRORS, INDEX, Loss, Tensors
+from rlsrl.algorithms.base import INDEX, Loss, Tensors
 from rlsrl.algorithms.spare_core import SpareCore
 
 MICROBATCH_ELEMENTS = 1 << 22
@@ -31,7 +31,7 @@ class Gradients(Protocol):
         """Return (total_loss, metrics, gradient [P]) of the minibatch ``gathered(rows, minibatch)``.
 
         ``total_loss`` [] is the loss of the whole minibatch, the same on every rank. If it is not finite, the step is
-        not taken. ``metrics`` are this rank's shares, and ``ERRORS`` those of its rows.
+        not taken. ``metrics`` are this rank's shares, and arrays of its rows.
         """
 
 
@@ -61,6 +61,11 @@ def microbatches(rows: Tensors, minibatch: Tensors) -> Sequence[Tensors]:
         name: torch.split(tensor, size // number) for name, tensor in minibatch.items() if tensor.shape[:1] == (size,)
     }
     return [{**minibatch, **{name: parts[index] for name, parts in split.items()}} for index in range(number)]
+
+
+def of_rows(metrics: Tensors) -> dict[str, Tensor]:
+    """Return those of a loss's metrics that have a value for each row: later groups' losses get them."""
+    return {name: tensor for name, tensor in metrics.items() if tensor.dim() == 1}
 
 
 def other_groups(params: Tensors, name: str) -> Tensors:
@@ -134,16 +139,16 @@ class MicrobatchGradients(Gradients):
             partial(self._gradients, params, state, rows, microbatch) for microbatch in microbatches(rows, minibatch)
         ]
         losses, metrics, gradients = zip(*self._spare_core.run(tasks), strict=True)
-        whole = {name: _whole(name, [part[name] for part in metrics]) for name in metrics[0]}
+        whole = {name: _whole([part[name] for part in metrics]) for name in metrics[0]}
         total = gradients[0]
         for gradient in gradients[1:]:
             total += gradient
         return torch.stack(losses).sum(), whole, total
 
 
-def _whole(name: str, parts: Sequence[Tensor]) -> Tensor:
-    """Return a minibatch's metric, or its rows' errors, from those of its microbatches."""
-    return torch.cat([*parts]) if name == ERRORS else torch.stack([*parts]).sum()
+def _whole(parts: Sequence[Tensor]) -> Tensor:
+    """Return a minibatch's metric, or an array of its rows, from those of its microbatches."""
+    return torch.cat([*parts]) if parts[0].dim() else torch.stack([*parts]).sum()
 
 
 class FlatLoss(nn.Module):

@@ -7,6 +7,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from rlsrl.algorithms.base import (
     one_rank,
 )
 from rlsrl.algorithms.evaluation import compiled_evaluation, evaluated_in_parts
-from rlsrl.algorithms.minibatch import Inputs, LocalSteps, MinibatchStep, ParallelSteps, group_updates
+from rlsrl.algorithms.minibatch import Inputs, LocalSteps, MinibatchStep, ParallelSteps, due_groups, group_updates
 from rlsrl.algorithms.normalizer import Normalizer
 from rlsrl.algorithms.schedules import Scheduled, value_at
 from rlsrl.data.specs import Arrays
@@ -113,6 +114,7 @@ class Learner:
         self._reduce = reduce
         updates = group_updates(algorithm, groups, optimizer)
         self._steps = ParallelSteps(updates, self._params) if parallel else LocalSteps(updates)
+        self._due = due_groups(updates)
         self._optimizers = {update.name: update.optimizer for update in updates}
         self._evaluate = evaluated_in_parts(algorithm.evaluate)
         self._minibatch_step: MinibatchStep | None = None
@@ -122,6 +124,7 @@ class Learner:
         self._adam = {name: AdamState.zeros(self._optimizers[name], vector) for name, vector in self._params.items()}
         self._state: Tensors = {name: tensor.clone() for name, tensor in algorithm.initial_state(self._params).items()}
         self._step = 0
+        self._minibatches = 0
         self._env_steps = 0
 
     @property
@@ -154,7 +157,8 @@ class Learner:
             self._minibatch_step = self._steps.eager()
         outcomes = []
         for inputs in self._inputs(batch, schedule, settings):
-            *outcome, self._state = self._minibatch_step(inputs)
+            *outcome, self._state = self._minibatch_step(inputs, self._due[self._minibatches % len(self._due)])
+            self._minibatches += 1
             outcomes.append(outcome)
         self._step += 1
         gathered = batch.num_transitions if env_steps is None else env_steps
@@ -262,7 +266,7 @@ class Learner:
         tensors |= {f"state/{name}": tensor for name, tensor in self._state.items()}
         arrays = {path: to_host(tensor).copy() for path, tensor in tensors.items()}
         arrays |= {f"normalizer/{path}": array for path, array in self._normalizer.state_dict().items()}
-        counts = {"step": self._step, "env_steps": self._env_steps}
+        counts = {"step": self._step, "minibatches": self._minibatches, "env_steps": self._env_steps}
         return arrays, counts | {"layout": self._layout, "schedule_rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, arrays: Arrays, values: Mapping[str, Any]) -> None:
@@ -289,6 +293,7 @@ class Learner:
         self._normalizer.load_state_dict(_below("normalizer/", copies))
         self._rng = np.random.Generator(generator)
         self._step, self._env_steps = step, env_steps
+        self._minibatches = int(values.get("minibatches", 0))  # a state of before they were counted has none
 
 
 def first_parameters(
@@ -322,9 +327,13 @@ def _place(group: str) -> str:
 
 
 def _means_of(values: Sequence[Tensors], taken: NDArray[np.bool_]) -> dict[str, np.floating[Any]]:
-    """Return each value's mean over the minibatches taken."""
-    names = [name for name in values[0] if name != ERRORS]
-    return {name: to_host(torch.stack([each[name] for each in values]))[taken].mean() for name in names}
+    """Return each number's mean over the minibatches taken that have it; arrays of rows have none."""
+    of_taken: dict[str, list[Tensor]] = {}
+    for each in compress(values, taken):
+        for name, tensor in each.items():
+            if tensor.dim() == 0:
+                of_taken.setdefault(name, []).append(tensor)
+    return {name: to_host(torch.stack(tensors)).mean() for name, tensors in of_taken.items()}
 
 
 def _scalar(value: float) -> NDArray[np.float32]:

@@ -29,6 +29,7 @@ from rlsrl.algorithms.gradients import (
     ParallelGradients,
     PureGradients,
     microbatches,
+    of_rows,
     other_groups,
 )
 
@@ -52,9 +53,9 @@ class MinibatchOutcome(NamedTuple):
     """The results of a step."""
 
     metrics: Tensors
-    """The losses' metrics, this rank's shares: each [], but for ``ERRORS``, which is [M]."""
+    """The metrics of the groups that were due, this rank's shares: each []; and their arrays of rows, each [M]."""
     norms: Tensors
-    """The norms of the gradients before clipping, by group: each []."""
+    """The norms of the gradients before clipping, by group that was due: each []."""
     is_taken: Tensor
     """Whether the step was taken, [] bool. False if a loss or gradient was not finite: that group and those after it
     did not change, nor did the state."""
@@ -62,8 +63,10 @@ class MinibatchOutcome(NamedTuple):
     """The algorithm's state after the step."""
 
 
-MinibatchStep = Callable[[Inputs], MinibatchOutcome]
-"""One optimizer step of each group."""
+Due = tuple[str, ...]
+"""The groups that a minibatch updates, in order."""
+MinibatchStep = Callable[[Inputs, Due], MinibatchOutcome]
+"""One optimizer step of each group that is due."""
 
 
 class Steps(Protocol):
@@ -100,20 +103,22 @@ class LocalSteps(Steps):
         with compiling():
             first, *others = microbatches(example.rows, example.minibatch)
             if not others:
-                graph: MinibatchStep = compiled(step, device)
+                graph = _graph_of(step, device, due_groups(self._updates))
             else:
                 # Two threads call it at once. They may: compiled code does not change the network (PureNetwork).
                 of_microbatches: list[Gradients] = [compiled(gradients, device) for gradients, _ in parts]
                 for gradients in of_microbatches:
                     # Compile it here, or each of the two threads would.
-                    gradients(example.params, example.state, example.rows, first)
+                    _, found, _ = gradients(example.params, example.state, example.rows, first)
+                    first = {**first, **of_rows(found)}
                 graph = _step_of([
                     (MicrobatchGradients(gradients), compiled(update, device))
                     for gradients, (_, update) in zip(of_microbatches, parts, strict=True)
                 ])  # fmt: skip
-            graph(example)
+            for due in due_groups(self._updates):
+                graph(example, due)
         compiled_form = _form(example)
-        return lambda: lambda inputs: (graph if _form(inputs) == compiled_form else step)(inputs)
+        return lambda: lambda inputs, due: (graph if _form(inputs) == compiled_form else step)(inputs, due)
 
 
 class ParallelSteps(Steps):
@@ -130,27 +135,31 @@ class ParallelSteps(Steps):
 
     @override
     def compile(self, example: Inputs) -> Callable[[], MinibatchStep]:
+        parts: list[tuple[FlatLoss, _Apply]] = []
         with compiling():
-            parts = [self._compiled(update, example) for update in self._updates]
+            for update in self._updates:
+                loss, apply, found = self._compiled(update, example)
+                parts.append((loss, apply))
+                example = example._replace(minibatch={**example.minibatch, **of_rows(found)})
         return lambda: _step_of([(ParallelGradients(loss), apply) for loss, apply in parts])
 
     def _flat_loss(self, update: GroupUpdate) -> FlatLoss:
         return FlatLoss(update.name, update.loss, self._params)
 
-    def _compiled(self, update: GroupUpdate, example: Inputs) -> tuple[FlatLoss, _Apply]:
-        """Return the parts of a group's update before and after the sum over ranks, compiled."""
+    def _compiled(self, update: GroupUpdate, example: Inputs) -> tuple[FlatLoss, _Apply, Tensors]:
+        """Return the parts of a group's update before and after the sum over ranks, compiled, and its metrics."""
         loss = self._flat_loss(update)
         loss.compile(fullgraph=True, dynamic=False)
         apply: _Apply = torch.compile(update.__call__, fullgraph=True, dynamic=False)
         # Without DDP: its hooks would wait for ranks that may have failed to compile.
         others = other_groups(example.params, update.name)
-        value, _ = loss(others, example.state, example.rows, example.minibatch)
+        value, metrics = loss(others, example.state, example.rows, example.minibatch)
         value.backward()
         total = loss.flat.grad
         assert total is not None, "backward leaves one"
         apply(example, total[-1], total[:-1], None if update.is_first else torch.ones_like(total[-1]).bool())
         loss.flat.grad = None
-        return loss, apply
+        return loss, apply, metrics
 
 
 _Apply = Callable[[Inputs, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensors]]
@@ -168,6 +177,7 @@ class GroupUpdate:
         self.loss = group.loss
         self.optimizer = group.optimizer or default
         self.is_first = is_first
+        self.every = group.every
         self._learning_rate = group.learning_rate
         self._after = after
 
@@ -206,6 +216,12 @@ def group_updates(algorithm: Algorithm, groups: Mapping[str, ParameterGroup], de
     ]
 
 
+def due_groups(updates: Sequence[GroupUpdate]) -> list[Due]:
+    """Return which groups are due with the first minibatch, the second and so on, until it begins again."""
+    period = math.lcm(*(update.every for update in updates))
+    return [tuple(update.name for update in updates if number % update.every == 0) for number in range(1, period + 1)]
+
+
 def _device(inputs: Inputs) -> torch.device:
     return next(iter(inputs.params.values())).device
 
@@ -216,20 +232,33 @@ def _form(inputs: Inputs) -> list[Any]:
     return form([], [inputs.params, *adam, inputs.state, inputs.rows, inputs.minibatch])
 
 
+def _graph_of(step: MinibatchStep, device: torch.device, all_due: Sequence[Due]) -> MinibatchStep:
+    """Return the step compiled into a graph for each way in which groups are due."""
+
+    def with_due(due: Due) -> Callable[[Inputs], MinibatchOutcome]:
+        graph: Callable[[Inputs], MinibatchOutcome] = compiled(lambda inputs: step(inputs, due), device)
+        return graph
+
+    graphs = {due: with_due(due) for due in all_due}
+    return lambda inputs, due: graphs[due](inputs)
+
+
 def _step_of(parts: Sequence[tuple[Gradients, _Apply]]) -> MinibatchStep:
     """Return the step that updates the groups, in the order of ``Inputs.params``: gradients, then what applies them."""
 
-    def step(inputs: Inputs) -> MinibatchOutcome:
+    def step(inputs: Inputs, due: Due) -> MinibatchOutcome:
         metrics: dict[str, Tensor] = {}
-        norms: list[Tensor] = []
+        norms: dict[str, Tensor] = {}
+        minibatch = inputs.minibatch
         is_taken, state = None, inputs.state
-        for gradients, apply in parts:
-            total_loss, found, gradient = gradients(inputs.params, inputs.state, inputs.rows, inputs.minibatch)
-            norm, is_taken, state = apply(inputs, total_loss, gradient, is_taken)
+        for name, (gradients, apply) in zip(inputs.params, parts, strict=True):
+            if name not in due:
+                continue
+            total_loss, found, gradient = gradients(inputs.params, inputs.state, inputs.rows, minibatch)
+            norms[name], is_taken, state = apply(inputs, total_loss, gradient, is_taken)
             metrics |= found
-            norms.append(norm)
-        assert is_taken is not None, "an algorithm has a group"
-        of_groups = dict(zip(inputs.params, norms, strict=True))
-        return MinibatchOutcome(metrics=metrics, norms=of_groups, is_taken=is_taken, state=state)
+            minibatch = {**minibatch, **of_rows(found)}
+        assert is_taken is not None, "the first group is always due"
+        return MinibatchOutcome(metrics=metrics, norms=norms, is_taken=is_taken, state=state)
 
     return step

@@ -21,6 +21,9 @@ from rlsrl.policies.device import to_device
 from rlsrl.policies.exported import MASKED_LOGIT
 from rlsrl.policies.functional import PureNetwork
 
+IMPORTANCE_EXPONENT = "importance_exponent"
+"""The coefficient that says how far draws by priority are corrected for."""
+
 
 def as_rows(array: NDArray[Any]) -> NDArray[Any]:
     """Reshape [T, B, ...] to rows [T * B, ...]: a view if the memory order allows."""
@@ -120,6 +123,12 @@ def drawn_schedule(batch: Batch, *, size: int, num_ranks: int) -> Tensors:
         WEIGHT: torch.full(importance.shape, 1.0 / (size * num_ranks)),
         IMPORTANCE: torch.from_numpy(importance / importance.max(axis=1, keepdims=True)),
     }
+
+
+def corrected_weights(minibatch: Tensors) -> Tensor:
+    """Return the weights of the rows of a ``drawn_schedule``, [M], corrected for draws by priority as
+    ``IMPORTANCE_EXPONENT`` says."""
+    return minibatch[WEIGHT] * minibatch[IMPORTANCE] ** minibatch[IMPORTANCE_EXPONENT]
 
 
 def _actions(slots: Arrays) -> NDArray[Any]:

@@ -57,7 +57,7 @@ def _lines(field: FieldInfo) -> list[str]:
 def _necessity(field: FieldInfo) -> str:
     if field.required:
         return " required"
-    return f" default {show_value(field.schema['default'], limit=72)}" if "default" in field.schema else ""
+    return f" default {show_value(field.schema['default'], limit=64)}" if "default" in field.schema else ""
 
 
 def _indented(text: str, columns: int) -> list[str]:

@@ -18,7 +18,6 @@ from rlsrl.api.spec import (
     AlgorithmSpec,
     CompileMode,
     Device,
-    Environment,
     FixedVersion,
     Network,
     NetworkOutputs,
@@ -27,6 +26,7 @@ from rlsrl.api.spec import (
     Stop,
     Tracking,
     Wandb,
+    WorkerEnvironment,
 )
 from rlsrl.api.spread import spread_environments
 
@@ -206,7 +206,7 @@ class ReplayConfig(Model):
 class TrainerConfig(RoleConfig):
     """The trainers' config."""
 
-    environment: Environment
+    environment: WorkerEnvironment
     """The environment. The trainer makes one instance to learn its spaces and closes it."""
     network: Network
     """The network that is trained."""
@@ -274,7 +274,7 @@ class ActorConfig(RoleConfig):
 
     exactly_one: ClassVar[tuple[str, ...]] = ("environments", "environments_per_actor")
 
-    environment: Environment
+    environment: WorkerEnvironment
     """The environment that the actors step."""
     network: Network
     """The network that chooses actions, for policies that cannot be exported without torch."""
@@ -352,7 +352,7 @@ class ActorConfig(RoleConfig):
 class BufferConfig(RoleConfig):
     """The buffer workers' config."""
 
-    environment: Environment
+    environment: WorkerEnvironment
     """The environment. The worker makes one instance to learn its spaces and closes it."""
     rollout_length: PositiveInteger
     """T: steps of a slot."""
@@ -382,7 +382,7 @@ class BufferConfig(RoleConfig):
 class PolicyWorkerConfig(RoleConfig):
     """The policy workers' config."""
 
-    environment: Environment
+    environment: WorkerEnvironment
     """The environment. The worker makes one instance to learn its spaces and closes it."""
     network: Network
     """The network that is evaluated."""
@@ -405,7 +405,7 @@ class PolicyWorkerConfig(RoleConfig):
 class EvaluatorConfig(RoleConfig):
     """The evaluators' config."""
 
-    environment: Environment
+    environment: WorkerEnvironment
     """The environment that the evaluators play."""
     network: Network
     """The network that chooses actions, for policies that cannot be exported without torch."""

@@ -21,7 +21,7 @@ from rlsrl.api.resolved import (
     TrainerConfig,
 )
 from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, POLICY, TRAINER
-from rlsrl.api.spec import CompileMode, Environment, ExperimentSpec, RLExperiment
+from rlsrl.api.spec import CompileMode, ExperimentSpec, RLExperiment, WorkerEnvironment
 
 POLICY_NAME = "default"
 """The one policy's name in the parameter DB."""
@@ -66,9 +66,9 @@ class ResolutionContext:
         }
 
     @cached_property
-    def environment(self) -> Environment:
+    def environment(self) -> WorkerEnvironment:
         """The environment as workers get it."""
-        return self.spec.environment.for_workers
+        return self.spec.worker_environment
 
     @property
     def parameters_endpoint(self) -> str | None:

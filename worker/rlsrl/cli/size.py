@@ -109,7 +109,7 @@ def _lines(
     from rlsrl.workers.build.common import environment_source, torch_policy
 
     spec = experiment.spec
-    source = environment_source(spec.environment)
+    source = environment_source(spec.worker_environment)
     env_spec = environment_spec(source)
     network = network_effort(
         torch_policy(spec.policy.network, env_spec, outputs=spec.algorithm.chosen.outputs, seed=spec.seed)
@@ -149,7 +149,7 @@ def _replay_lines(spec: ExperimentSpec, env_spec: EnvSpec) -> Iterator[str]:
 
     if (replay := spec.algorithm.chosen.draws_from) is not None:
         slot = rollout_layout(env_spec, num_steps=spec.actors.rollout_length, num_lanes=1)
-        layout = replay_layout(spec.environment.for_workers, slot, replay)
+        layout = replay_layout(spec.worker_environment, slot, replay)
         yield replay_line(capacity=replay.capacity, nbytes=layout.nbytes)
 
 

@@ -40,14 +40,15 @@ def random_slot(
 
 
 def random_actions(action: ActionSpec, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
-    """Return random actions; floats may exceed the bounds, as a policy's do."""
+    """Return random actions; ``gaussian`` floats may exceed the bounds, as a policy's do."""
     if action.kind == "discrete":
         return rng.integers(0, action.num_actions, shape)
     leading = shape[:-1]
     parts: list[NDArray[Any]] = []
     for part in action.parts:
-        if part.kind == "gaussian":
-            parts.append(rng.standard_normal((*leading, part.num_entries)))
+        if part.is_vector:
+            drawn = rng.standard_normal((*leading, part.num_entries))
+            parts.append(drawn if part.kind == "gaussian" else np.clip(drawn, -1.0, 1.0))
         else:
             num_values = part.num_outputs if part.kind == "categorical" else 2
             parts.append(rng.integers(0, num_values, (*leading, part.num_entries)))

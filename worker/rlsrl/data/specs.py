@@ -16,6 +16,8 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from rlsrl.api.spec import VectorActions
+
 Arrays = Mapping[str, NDArray[Any]]
 """Arrays by path, for example ``{"observation": ..., "reward": ...}``."""
 
@@ -70,7 +72,8 @@ class ArraySpec:
         return cls(shape=shape, dtype=dtype.name, categories=categories)
 
 
-PartKind = Literal["categorical", "bernoulli", "gaussian"]
+PartKind = Literal["categorical", "bernoulli", "gaussian", "squashed", "clipped"]
+"""The last three are ``VectorActions``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,11 +83,13 @@ class ActionPart:
     ``categorical``: one of ``num_outputs`` choices. Parameters: a logit per choice.
     ``bernoulli``: ``num_outputs`` flags, 0 or 1. Parameters: the logit of each flag's 1.
     ``gaussian``: ``num_outputs`` floats. Parameters: the mean of each, then the logarithm of each standard deviation.
+    ``squashed``: the tanh of such floats, so within [-1, 1]. Both parameters depend on the observation.
+    ``clipped``: such floats, cut to [-1, 1], where the means lie, too. Deviations are those of the version.
     """
 
     kind: PartKind
     num_outputs: int
-    """Logits or means: the outputs of a network whose deviations do not depend on the observation."""
+    """Logits or means."""
 
     @property
     def num_entries(self) -> int:
@@ -92,9 +97,19 @@ class ActionPart:
         return 1 if self.kind == "categorical" else self.num_outputs
 
     @property
+    def is_vector(self) -> bool:
+        """Whether the part is a vector of floats."""
+        return self.kind not in ("categorical", "bernoulli")
+
+    @property
     def num_deviations(self) -> int:
         """Standard deviations of the part."""
-        return self.num_outputs if self.kind == "gaussian" else 0
+        return self.num_outputs if self.is_vector else 0
+
+    @property
+    def num_layer_outputs(self) -> int:
+        """Outputs of a network's last layer: logits or means, and deviations that depend on the observation."""
+        return 2 * self.num_outputs if self.kind == "squashed" else self.num_outputs
 
     @property
     def num_parameters(self) -> int:
@@ -107,7 +122,8 @@ class ActionSpec:
     """The actions of an environment.
 
     ``discrete``: one integer in ``[0, num_actions)``, array spec ``() int64``.
-    ``continuous``: a float vector within ``[low, high]``, array spec ``(dim,) float32``; a bound may be infinite.
+    ``continuous``: a float vector within ``[low, high]``, array spec ``(dim,) float32``; a bound may be infinite. How
+    it is drawn, ``vectors`` says.
     ``joint``: several parts, whose entries follow each other in one vector, array spec ``(entries,)``. The dtype is
     int64, or float32 if a part is ``gaussian``. A choice counts from 0.
     """
@@ -120,6 +136,8 @@ class ActionSpec:
     """Lower bound of each entry of continuous actions, maybe -inf. Empty for others."""
     high: tuple[float, ...] = ()
     """Upper bound of each entry of continuous actions, maybe inf. Empty for others."""
+    vectors: VectorActions = "gaussian"
+    """How continuous actions are drawn. Those that are ``squashed`` or ``clipped`` have the bounds -1 and 1."""
     joint: tuple[ActionPart, ...] = ()
     """The parts of joint actions. Empty for others."""
     mask: str | None = None
@@ -133,7 +151,7 @@ class ActionSpec:
             return self.joint
         if self.kind == "discrete":
             return (ActionPart(kind="categorical", num_outputs=self.num_actions),)
-        return (ActionPart(kind="gaussian", num_outputs=math.prod(self.array.shape)),)
+        return (ActionPart(kind=self.vectors, num_outputs=math.prod(self.array.shape)),)
 
     @property
     def num_outputs(self) -> int:
@@ -141,9 +159,19 @@ class ActionSpec:
         return sum(part.num_outputs for part in self.parts)
 
     @property
-    def num_deviations(self) -> int:
-        """Standard deviations of all parts."""
-        return sum(part.num_deviations for part in self.parts)
+    def num_layer_outputs(self) -> int:
+        """Outputs of a network's last layer for all parts."""
+        return sum(part.num_layer_outputs for part in self.parts)
+
+    @property
+    def num_constant_deviations(self) -> int:
+        """Standard deviations that are parameters of the network by themselves."""
+        return sum(part.num_deviations for part in self.parts if part.kind == "gaussian")
+
+    @property
+    def head_size(self) -> int:
+        """Outputs of a network's head ``policy``: the parameters of the distribution that the network decides."""
+        return self.num_layer_outputs + self.num_constant_deviations
 
     @property
     def distribution_size(self) -> int:
@@ -158,6 +186,7 @@ class ActionSpec:
             "num_actions": self.num_actions,
             "low": [None if math.isinf(bound) else bound for bound in self.low],
             "high": [None if math.isinf(bound) else bound for bound in self.high],
+            "vectors": self.vectors,
             "joint": [[part.kind, part.num_outputs] for part in self.joint],
             "mask": self.mask,
         }
@@ -171,6 +200,7 @@ class ActionSpec:
             num_actions=int(value["num_actions"]),
             low=tuple(-math.inf if bound is None else float(bound) for bound in value["low"]),
             high=tuple(math.inf if bound is None else float(bound) for bound in value["high"]),
+            vectors=value["vectors"],
             joint=tuple(ActionPart(kind=kind, num_outputs=int(number)) for kind, number in value["joint"]),
             mask=None if value["mask"] is None else str(value["mask"]),
         )

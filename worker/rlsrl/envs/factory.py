@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import override
 
+from rlsrl.api.spec import VectorActions
 from rlsrl.api.spec.environment import PLACE_ARGUMENT
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.faults import not_made
@@ -67,6 +68,9 @@ class EnvironmentSource:
     """How many of the last observations are stacked on a new first axis; None: observations are not stacked."""
     action_mask: str | None = None
     """The key of the action mask in the observation or in info (``wrappers.ActionMask``); None: no mask."""
+    vector_actions: VectorActions = "gaussian"
+    """How actions are drawn that are vectors of floats. Except for ``gaussian`` they are scaled to the environment's
+    bounds (``bounded.BoundedActions``)."""
 
     def __post_init__(self) -> None:
         if [self.id, self.factory, self.http].count(None) != 2:
@@ -128,19 +132,29 @@ def environment_spec(source: EnvironmentSource) -> EnvSpec:
 def make_in_bulk(source: EnvironmentSource, num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
     """Return ``num_envs`` environments in the vectorised form of the id, or None if the id has none.
 
-    The caller closes them. They have no wrappers: only the source's id and arguments count.
+    The caller closes them. Only the source's id and arguments count, and how it wants actions to be drawn.
 
     Raises:
         ConfigurationError: as ``make_environment``.
     """
     import gymnasium
+    from gymnasium.spaces import Box
+
+    from rlsrl.envs.bounded import BoundedVectorActions
 
     def make(name: str) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
         if gymnasium.spec(name).vector_entry_point is None:
             return None
         return gymnasium.make_vec(name, num_envs, vectorization_mode="vector_entry_point", **source.arguments)
 
-    return _registered(source, make)
+    envs = _registered(source, make)
+    if envs is None or source.vector_actions == "gaussian" or not isinstance(envs.single_action_space, Box):
+        return envs
+    try:
+        return BoundedVectorActions(envs, source.vector_actions)
+    except BaseException:
+        envs.close()
+        raise
 
 
 def check_reference(source: EnvironmentSource) -> None:
@@ -254,8 +268,10 @@ def _check_arguments(source: EnvironmentSource, factory: Callable[..., Any]) -> 
 
 def _wrapped(env: gymnasium.Env[Any, Any], source: EnvironmentSource) -> gymnasium.Env[Any, Any]:
     """Return the environment in the wrappers of its source, applied from the inside out."""
+    from gymnasium.spaces import Box
     from gymnasium.wrappers import FrameStackObservation, TimeLimit
 
+    from rlsrl.envs.bounded import BoundedActions
     from rlsrl.envs.wrappers import ActionMask, EpisodicLife
 
     if source.atari is not None:
@@ -268,6 +284,8 @@ def _wrapped(env: gymnasium.Env[Any, Any], source: EnvironmentSource) -> gymnasi
         env = FrameStackObservation(env, source.frame_stack)
     if source.action_mask is not None:
         env = ActionMask(env, source.action_mask)
+    if source.vector_actions != "gaussian" and isinstance(env.action_space, Box):
+        env = BoundedActions(env, source.vector_actions)
     return env
 
 

@@ -329,8 +329,13 @@ def _checked_spec(envs: gymnasium.vector.VectorEnv[Any, Any, Any]) -> EnvSpec:
     """
     from gymnasium.vector import AutoresetMode
 
+    from rlsrl.envs.bounded import BoundedVectorActions
+
     if (mode := envs.metadata.get("autoreset_mode")) != AutoresetMode.NEXT_STEP:
         raise ConfigurationError(
             f"{_FIELD}: {envs} has the autoreset_mode {getattr(mode, 'value', mode)!r}; NextStep is needed; {_OTHERS}"
         )
-    return spec_of_spaces(envs.single_observation_space, envs.single_action_space)
+    spec = spec_of_spaces(envs.single_observation_space, envs.single_action_space)
+    if isinstance(envs, BoundedVectorActions):
+        return replace(spec, action=replace(spec.action, vectors=envs.vectors))
+    return spec

@@ -34,11 +34,12 @@ Keys = tuple[str | int, ...]
 
 
 def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
-    """Return the spec of ``env``, from its spaces and, for an action mask, from its outermost wrapper.
+    """Return the spec of ``env``, from its spaces and, for an action mask or bounded actions, its outermost wrapper.
 
     Raises:
         ConfigurationError: a space is not supported; the text names it and the spaces that are.
     """
+    from rlsrl.envs.bounded import BoundedActions
     from rlsrl.envs.wrappers import ActionMask
 
     for name in ("observation_space", "action_space"):
@@ -47,6 +48,8 @@ def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
     spec = spec_of_spaces(env.observation_space, env.action_space)
     if isinstance(env, ActionMask):
         return replace(spec, action=replace(spec.action, mask=f"{OBSERVATION}/{env.key}"))
+    if isinstance(env, BoundedActions):
+        return replace(spec, action=replace(spec.action, vectors=env.vectors))
     return spec
 
 

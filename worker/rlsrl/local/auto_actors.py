@@ -80,7 +80,7 @@ def _choose(file: Path, overrides: Sequence[str], modules: str, cores: int, seco
     from rlsrl.workers.build.common import environment_source, torch_policy
 
     spec = load_file(file, overrides, auto_actors=lambda: 1).spec
-    source = environment_source(spec.environment)
+    source = environment_source(spec.worker_environment)
     try:
         env_spec = environment_spec(source)
         environment = measure_environment(source)

@@ -119,7 +119,7 @@ def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device,
             f"algorithm needs {needed[0]!r} for that"
         )
     shapes = {
-        POLICY_HEAD: (PROBE_LANES, env_spec.action.distribution_size),
+        POLICY_HEAD: (PROBE_LANES, env_spec.action.head_size),
         VALUE_HEAD: (PROBE_LANES,),
         ACTION_VALUES_HEAD: (PROBE_LANES, env_spec.action.num_outputs),
     }

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from rlsrl.data.specs import EnvSpec
-from rlsrl.policies.distributions import constant_deviations, with_deviations
+from rlsrl.policies.distributions import constant_deviations, policy_head
 from rlsrl.policies.networks import (
     ACTION_VALUES_HEAD,
     POLICY_HEAD,
@@ -95,7 +95,8 @@ class NatureCnn(nn.Module, ABC):
 class NatureCnnPolicy(NatureCnn):
     """Logits and means of actions on the body; gain 0.01 before them.
 
-    The deviations of continuous actions are parameters that do not depend on the observation. They start at 1.
+    The deviations of ``gaussian`` actions are parameters that do not depend on the observation, those of ``squashed``
+    ones outputs like the means. They start at 1.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class NatureCnnPolicy(NatureCnn):
         """Fit the image and the actions of ``env_spec``: see ``NatureCnn``."""
         super().__init__(env_spec, hidden_size=hidden_size, precision=precision)
         self._action = env_spec.action
-        self.actor = orthogonal(nn.Linear(hidden_size, self._action.num_outputs), 0.01)
+        self.actor = orthogonal(nn.Linear(hidden_size, self._action.num_layer_outputs), 0.01)
         self.log_std = constant_deviations(self._action)
 
     @override
@@ -114,7 +115,7 @@ class NatureCnnPolicy(NatureCnn):
 
     @override
     def of_actions(self, features: Tensor) -> Tensor:
-        return with_deviations(self._action.parts, self.actor(features), self.log_std)
+        return policy_head(self._action, self.actor(features), self.log_std)
 
 
 class NatureCnnActorCritic(NatureCnnPolicy):

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
 from rlsrl.data.specs import ActionPart, ActionSpec, PartKind
+from rlsrl.policies.exported import LOG_STD_RANGE
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+LOG_TWO = math.log(2.0)
 
 LogProb = Callable[[Tensor, Tensor], Tensor]
 """(distribution parameters [..., A], actions) -> log-probabilities of the actions [...]."""
@@ -65,12 +67,27 @@ def bernoulli_log_prob_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tens
     return bernoulli_log_prob(logits, action), (softplus(logits) - logits * torch.sigmoid(logits)).sum(-1)
 
 
+def squashed_sample(parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return tanh(u) and the logarithm of its density, of u from N(mean, diag(std^2)).
+
+    ``parameters`` [..., 2D] hold the mean, then log(std), which is cut to ``LOG_STD_RANGE``. With ``noise`` [..., D]
+    u is ``mean + std * noise``, through which gradients flow. Returns [..., D] and [...]. The density is that within
+    [-1, 1]^D (Haarnoja et al. 2018, equation 21), with ``log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u))``, which
+    loses no digits where the tanh is close to 1.
+    """
+    mean, log_std = parameters.chunk(2, dim=-1)
+    log_std = log_std.clamp(*LOG_STD_RANGE)
+    before = mean + log_std.exp() * noise
+    slope = 2.0 * (LOG_TWO - before - softplus(-2.0 * before))
+    return torch.tanh(before), (-0.5 * noise.square() - log_std - HALF_LOG_TWO_PI - slope).sum(-1)
+
+
 LOG_PROBS: Mapping[PartKind, LogProb] = {
     "categorical": categorical_log_prob,
     "bernoulli": bernoulli_log_prob,
     "gaussian": gaussian_log_prob,
 }
-"""Log-probability functions by kind of part."""
+"""Log-probability functions by kind of part. The others' densities are infinite or not defined at the bounds."""
 
 LOG_PROBS_AND_ENTROPIES: Mapping[PartKind, LogProbAndEntropy] = {
     "categorical": categorical_log_prob_and_entropy,
@@ -119,13 +136,21 @@ def _split(spec: ActionSpec, parameters: Tensor, actions: Tensor) -> Iterator[tu
 
 def constant_deviations(action: ActionSpec) -> nn.Parameter | None:
     """Return the logarithms of the action's standard deviations as one parameter of zeros, or None if it has none."""
-    return nn.Parameter(torch.zeros(action.num_deviations)) if action.num_deviations else None
+    number = action.num_constant_deviations
+    return nn.Parameter(torch.zeros(number)) if number else None
 
 
-def with_deviations(parts: tuple[ActionPart, ...], outputs: Tensor, log_std: Tensor | None) -> Tensor:
-    """Return the distribution parameters [N, A] of ``outputs`` [N, num_outputs] with ``constant_deviations``."""
-    if log_std is None:
-        return outputs
+def policy_head(action: ActionSpec, outputs: Tensor, log_std: Tensor | None) -> Tensor:
+    """Return the head ``policy`` [N, head_size] of a last layer's ``outputs`` [N, num_layer_outputs].
+
+    ``log_std``: the network's ``constant_deviations``.
+    """
+    if action.kind == "continuous" and action.vectors == "clipped":
+        return torch.tanh(outputs)
+    return outputs if log_std is None else _with_deviations(action.parts, outputs, log_std)
+
+
+def _with_deviations(parts: tuple[ActionPart, ...], outputs: Tensor, log_std: Tensor) -> Tensor:
     of_parts = torch.split(outputs, [part.num_outputs for part in parts], dim=-1)
     deviations = torch.split(log_std, [part.num_deviations for part in parts])
     columns: list[Tensor] = []

@@ -13,15 +13,18 @@ from torch import nn
 from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.specs import ActionSpec, Arrays, ArraySpec
 from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.exploration import UNIFORM
 from rlsrl.policies.exported import (
     MASKED_LOGIT,
     Activation,
     CategoricalHead,
+    ClippedHead,
     DenseLayer,
     ExportedActor,
     GaussianHead,
     Head,
     JointHead,
+    SquashedHead,
 )
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.numpy_policy import NORM_EPSILON, NumpyPolicy
@@ -65,7 +68,8 @@ def export_dense(
     ``name`` is the tower's name in its network (``"actor"``), by which ``layout`` names the parameters. The tower takes
     the observation arrays as ``networks.FlattenObservation`` gives them, in the given order. ``log_std`` is the name of
     the parameter with the logarithms of the deviations if there are means among the outputs; None if all are logits.
-    Joint actions need ``action``, the environment's. ``is_values``: the outputs are the values of discrete actions,
+    Joint actions and bounded vectors need ``action``, the environment's: the tanh of outputs is the mean of ``clipped``
+    vectors. ``is_values``: the outputs are the values of discrete actions,
     or so many ``quantiles`` of each action's, one action after the other.
 
     Raises:
@@ -90,7 +94,8 @@ def export_dense(
             )
     if pending is None or norm is not None:
         raise ValueError(f"{name} must end with the nn.Linear whose outputs are the logits or means")
-    layers.append(_dense_layer(*pending, "identity", layout, means_of=quantiles))
+    is_clipped = action is not None and any(part.kind == "clipped" for part in action.parts)
+    layers.append(_dense_layer(*pending, "tanh" if is_clipped else "identity", layout, means_of=quantiles))
     return ExportedActor(
         layout=layout.digest,
         num_parameters=layout.num_parameters,
@@ -110,12 +115,15 @@ def _check_norm(name: str, module: nn.LayerNorm, size: int) -> None:
 
 def _head(num_outputs: int, log_std: str | None, layout: FlatLayout, action: ActionSpec | None) -> Head:
     joint = None if action is None or action.kind != "joint" else action
-    num_means = num_outputs if joint is None else joint.num_deviations
+    num_means = num_outputs if joint is None else joint.num_constant_deviations
     if log_std is not None and layout.shapes.get(log_std) != (num_means,):
         raise ValueError(f"{log_std} is not a parameter of shape {(num_means,)}, one deviation per mean")
     offset = 0 if log_std is None else layout.offsets[log_std]
     if joint is not None:
         return JointHead(parts=joint.parts, log_std_offset=offset)
+    if action is not None and action.kind == "continuous" and action.vectors != "gaussian":
+        head = SquashedHead if action.vectors == "squashed" else ClippedHead
+        return head(num_dimensions=action.num_outputs)
     if log_std is None:
         return CategoricalHead(num_actions=num_outputs)
     return GaussianHead(num_dimensions=num_outputs, log_std_offset=offset)
@@ -158,6 +166,9 @@ def check_export(policy: NetworkPolicy, exported: ExportedActor, parameters: Par
     Raises:
         ExportMismatch: an output differs by more than ``CHECK_TOLERANCE`` of the largest.
     """
+    # Uniform actions, which a version may ask for, are no output of the network.
+    statistics = {name: array for name, array in parameters.statistics.items() if name != UNIFORM}
+    parameters = replace(parameters, statistics=statistics)
     policy.load(parameters)
     observation, mask = _random_observation(exported.observation), _random_mask(exported)
     request = RolloutRequest(observation={**observation, **mask})
@@ -165,7 +176,8 @@ def check_export(policy: NetworkPolicy, exported: ExportedActor, parameters: Par
     numpy_policy = NumpyPolicy(replace(exported, head=head))
     numpy_policy.load(parameters)
     (by_export,) = numpy_policy.predict([request])
-    expected, found = policy.network_output([request]), by_export.distribution
+    expected = policy.network_output([request])
+    found = by_export.distribution[:, : expected.shape[1]]  # deviations of the version are no outputs of the network
     # The logits of illegal actions are equal in both. Without this they would be the largest outputs by far.
     legal = (expected != MASKED_LOGIT) | (found != MASKED_LOGIT)
     expected, found = np.where(legal, expected, 0.0), np.where(legal, found, 0.0)

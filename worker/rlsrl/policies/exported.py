@@ -21,6 +21,10 @@ SMALLEST = np.finfo(np.float32).tiny
 MASKED_LOGIT = -1e9
 """The logit of an illegal action: beside any other its probability is exactly 0, and its entropy is not NaN."""
 
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Range of the logarithms of deviations that a network computes, as in the reference implementations of soft
+actor-critic."""
+
 Activation = Literal["identity", "tanh", "relu"]
 Floats = NDArray[np.float32]
 
@@ -138,6 +142,64 @@ class GaussianHead:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SquashedHead:
+    """The last layer's outputs are the means of a vector of ``num_dimensions``, then the logarithms of its deviations,
+    before the tanh is taken."""
+
+    kind: Literal["squashed"] = "squashed"
+    num_dimensions: int
+
+    @property
+    def mask(self) -> None:
+        """None: a vector has no illegal choices."""
+
+    @property
+    def parts(self) -> tuple[ActionPart, ...]:
+        """The action's one part."""
+        return (ActionPart(kind="squashed", num_outputs=self.num_dimensions),)
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs the last layer must have."""
+        return 2 * self.num_dimensions
+
+    @property
+    def distribution_size(self) -> int:
+        """Parameters of the distribution: the outputs."""
+        return 2 * self.num_dimensions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClippedHead:
+    """The last layer's outputs, within [-1, 1], are the means of a vector of ``num_dimensions``.
+
+    All entries have one deviation, which is a statistic of the version (``exploration``).
+    """
+
+    kind: Literal["clipped"] = "clipped"
+    num_dimensions: int
+
+    @property
+    def mask(self) -> None:
+        """None: a vector has no illegal choices."""
+
+    @property
+    def parts(self) -> tuple[ActionPart, ...]:
+        """The action's one part."""
+        return (ActionPart(kind="clipped", num_outputs=self.num_dimensions),)
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs the last layer must have."""
+        return self.num_dimensions
+
+    @property
+    def distribution_size(self) -> int:
+        """Parameters of the distribution: means, then logarithms of the deviations."""
+        return 2 * self.num_dimensions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class JointHead:
     """The last layer's outputs are the logits and means of several parts, one part after the other.
 
@@ -168,8 +230,14 @@ class JointHead:
         return slice(self.log_std_offset, self.log_std_offset + sum(part.num_deviations for part in self.parts))
 
 
-Head = CategoricalHead | GaussianHead | JointHead
-HEADS: Mapping[str, type[Head]] = {"categorical": CategoricalHead, "gaussian": GaussianHead, "joint": JointHead}
+Head = CategoricalHead | GaussianHead | SquashedHead | ClippedHead | JointHead
+HEADS: Mapping[str, type[Head]] = {
+    "categorical": CategoricalHead,
+    "gaussian": GaussianHead,
+    "squashed": SquashedHead,
+    "clipped": ClippedHead,
+    "joint": JointHead,
+}
 """Heads by kind."""
 
 

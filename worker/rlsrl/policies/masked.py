@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from rlsrl.policies.exported import MASKED_LOGIT, ExportedActor, GaussianHead
+from rlsrl.policies.exported import MASKED_LOGIT, CategoricalHead, ExportedActor, JointHead
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.networks import ExportableNetwork, Heads, Observation, PreferredLayoutNetwork, acting_head
 
@@ -52,6 +52,6 @@ class MaskedNetwork(nn.Module):
         exported = self.network.export_actor(layout.below("network"))
         if exported is None:
             return None
-        if isinstance(exported.head, GaussianHead):
+        if not isinstance(exported.head, CategoricalHead | JointHead):
             raise ValueError(f"the mask {self._mask!r} needs logits, and the exported actor has means")
         return replace(exported, layout=layout.digest, head=replace(exported.head, mask=self._mask))

@@ -21,9 +21,10 @@ def mlp_shapes(
     """Return the shapes of the ``mlp`` network with these outputs by name, in order: those of its ``FlatLayout``."""
     action = env_spec.action
     num_features = sum(spec.num_features for spec in env_spec.unmasked.observation.values())
-    shapes: dict[str, tuple[int, ...]] = {"log_std": (action.num_deviations,)} if action.num_deviations else {}
+    num_deviations = action.num_constant_deviations
+    shapes: dict[str, tuple[int, ...]] = {"log_std": (num_deviations,)} if num_deviations else {}
     has_values = outputs == "actionValues"
-    towers = [("q", action.num_outputs * quantiles) if has_values else ("actor", action.num_outputs)]
+    towers = [("q", action.num_outputs * quantiles) if has_values else ("actor", action.num_layer_outputs)]
     if outputs == "policyAndValue":
         towers.append(("critic", 1))
     if dueling:

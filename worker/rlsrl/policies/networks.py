@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from rlsrl.api.spec import NetworkOutputs
 from rlsrl.data.specs import ArraySpec, EnvSpec
-from rlsrl.policies.distributions import constant_deviations, with_deviations
+from rlsrl.policies.distributions import constant_deviations, policy_head
 from rlsrl.policies.export import export_dense
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.flat import FlatLayout
@@ -46,8 +46,9 @@ class PolicyNetwork(Protocol):
         """Return the heads that the algorithm needs, and any others: ``policy`` [N, A], ``value`` [N], ``q`` [N, A].
 
         ``policy`` has the parameters of the action distribution. Discrete actions: the logits of the A choices.
-        Continuous actions, vectors of A / 2: the means, then the logarithms of the standard deviations. Joint actions:
-        the parameters of each of ``env_spec.action.parts``, one part after the other.
+        Continuous actions, vectors of A / 2: the means, then the logarithms of the standard deviations. If these are
+        drawn as ``clipped`` (``env_spec.action.vectors``): the means alone, within [-1, 1]. Joint actions: the
+        parameters of each of ``env_spec.action.parts``, one part after the other.
 
         ``value`` is the observation's. ``q`` has the value of each of the A choices of a discrete action. A network
         with that head has no ``policy``. It may have ``quantiles`` [N, A, K], too, whose means are ``q``.
@@ -118,8 +119,9 @@ class MlpPolicy(nn.Module):
     """A tower of dense layers over the flattened observation: logits and means of actions.
 
     ``layer_norm`` normalises hidden layers before their activation. Orthogonal weights (gain sqrt(2); 0.01 before the
-    logits or means) and zero biases, as in PPO's reference implementations. The deviations of continuous actions are
-    parameters that do not depend on the observation. They start at 1.
+    logits or means) and zero biases, as in PPO's reference implementations. The deviations of ``gaussian`` actions are
+    parameters that do not depend on the observation; those of ``squashed`` ones are outputs, as the means are. They
+    start at 1.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class MlpPolicy(nn.Module):
         self.flatten = FlattenObservation(self._specs)
         sizes = [self.flatten.num_features, *hidden_sizes]
         self._action = env_spec.action
-        self.actor = _tower(sizes, self._action.num_outputs, activation, head_gain=0.01, layer_norm=layer_norm)
+        self.actor = _tower(sizes, self._action.num_layer_outputs, activation, head_gain=0.01, layer_norm=layer_norm)
         self.log_std = constant_deviations(self._action)
 
     @override
@@ -145,7 +147,7 @@ class MlpPolicy(nn.Module):
 
     def distribution(self, features: Tensor) -> Tensor:
         """Return distribution parameters [N, A] for flattened observations [N, features]."""
-        return with_deviations(self._action.parts, self.actor(features), self.log_std)
+        return policy_head(self._action, self.actor(features), self.log_std)
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor:
         """Return the actor tower in its exported form."""

@@ -16,10 +16,12 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import LocalActor, Policy, RolloutActor
 from rlsrl.policies.epsilon_greedy import epsilon_of, values_to_logits
+from rlsrl.policies.exploration import is_uniform, log_deviation_of, make_uniform
 from rlsrl.policies.exported import (
     ACTIVATIONS,
     MASKED_LOGIT,
     CategoricalHead,
+    ClippedHead,
     ExportedActor,
     Floats,
     GaussianHead,
@@ -60,6 +62,8 @@ class DenseWeights:
         """(gain, shift), each [out_size, 1], of each layer that is normalised. ``load`` refills them in place."""
         self.epsilon = 0.0
         """The probability of a random action, where actions are chosen by their values."""
+        self.is_uniform = False
+        """Whether all actions are equally probable."""
         head = exported.head
         self.log_std: Floats = np.zeros((head.distribution_size - head.num_outputs, 1), np.float32)
         """Of all means, [D, 1]. ``load`` refills it in place."""
@@ -89,9 +93,12 @@ class DenseWeights:
                     part[:, 0] = vector[start : start + place * layer.out_size][-layer.out_size :]
         if isinstance(exported.head, GaussianHead | JointHead):
             self.log_std[:, 0] = vector[exported.head.log_std]
+        elif isinstance(exported.head, ClippedHead):
+            self.log_std[:, 0] = log_deviation_of(parameters.statistics)
         found = [Standardization.of(parameters.statistics, path) for path in exported.observation]
         self.standardizations = [each and each.as_column() for each in found]
         self.epsilon = epsilon_of(parameters.statistics)
+        self.is_uniform = is_uniform(parameters.statistics)
         self.version = parameters.version
 
 
@@ -118,6 +125,7 @@ class DenseStack:
         *hidden, self._last = zip(weights.layers, inputs, [*outputs, None], activations, weights.norms, strict=True)
         self._hidden = hidden
         self._has_values = isinstance(exported.head, CategoricalHead) and exported.head.is_values
+        self._parts = exported.head.parts
         self._num_outputs = exported.head.num_outputs
         self._log_std = weights.log_std
         self._scatter = _scatter_of(exported.head, num_lanes)
@@ -158,6 +166,8 @@ class DenseStack:
             np.copyto(out, MASKED_LOGIT, where=mask == 0)
         if self._has_values:
             values_to_logits(out, self._weights.epsilon)
+        if self._weights.is_uniform:
+            make_uniform(out, self._parts)
 
 
 def _normalize(outputs: Floats, gain: Floats, shift: Floats) -> None:
@@ -181,6 +191,8 @@ class _Scatter:
 
 def _scatter_of(head: Head, num_lanes: int) -> _Scatter | None:
     """Return the places for a head whose deviations stand between outputs, or None if outputs come first."""
+    if not isinstance(head, JointHead):
+        return None
     is_output = np.concatenate([
         np.repeat([True, False], [part.num_outputs, part.num_deviations]) for part in head.parts
     ])  # fmt: skip

@@ -18,11 +18,16 @@ from typing_extensions import override
 
 from rlsrl.data.specs import ActionPart, ActionSpec, PartKind
 from rlsrl.policies.epsilon_greedy import raise_epsilon
-from rlsrl.policies.exported import SMALLEST
+from rlsrl.policies.exploration import UNIFORM_LOG_STD
+from rlsrl.policies.exported import LOG_STD_RANGE, SMALLEST
 
 Floats = NDArray[np.float32]
 
 HALF_LOG_TWO_PI = np.float32(0.5 * math.log(2.0 * math.pi))
+LOG_TWO = np.float32(math.log(2.0))
+SQRT_TWO_OVER_PI = np.float32(math.sqrt(2.0 / math.pi))
+LARGEST_TANH = np.float32(1.0 - 1e-6)
+"""Squashed actions are cut to this before their tanh is undone: in float32 it reaches 1."""
 
 
 class Sampler(ABC):
@@ -185,10 +190,88 @@ class GaussianSampler(PartSampler):
         np.sum(-0.5 * np.square(deviation) - self._log_std - HALF_LOG_TWO_PI, axis=1, out=out)
 
 
+class BoundedSampler(GaussianSampler):
+    """Draws vectors within [-1, 1]. They are uniform if the deviations say so (``exploration.UNIFORM_LOG_STD``)."""
+
+    @override
+    def choose(self, step: int, out: NDArray[Any]) -> None:
+        """Write the actions, which the environment's wrapper scales to its bounds."""
+        mean, log_std, noise = self._steps[step]
+        if log_std[0, 0] >= UNIFORM_LOG_STD:
+            self._write_uniform(noise, out)
+        else:
+            self._write(mean, log_std, noise, out)
+
+    @abstractmethod
+    def _write(self, mean: Floats, log_std: Floats, noise: Floats, out: NDArray[Any]) -> None:
+        """Write the actions, [N, D], by means, logarithms of deviations and noise, each [D, N]."""
+
+    def _write_uniform(self, noise: Floats, out: NDArray[Any]) -> None:
+        """Write actions that are uniform within [-1, 1], by normal noise [D, N].
+
+        They are ``2 Phi(noise) - 1`` with the normal distribution function Phi, of which numpy has none. The tanh of
+        Hendrycks and Gimpel (2016, "Gaussian error linear units") differs from it by at most 0.001.
+        """
+        scaled = np.square(noise, out=self._deviation)
+        scaled *= 0.044715
+        scaled += 1.0
+        scaled *= noise
+        scaled *= SQRT_TWO_OVER_PI
+        np.tanh(scaled, out=out.T)
+
+    def _write_uniform_log_probs(self, out: Floats) -> None:
+        """Write the logarithms of the densities, [T, N], of those actions that were uniform."""
+        out[self._log_std[:, 0] >= UNIFORM_LOG_STD] = -LOG_TWO * self._log_std.shape[1]
+
+
+class SquashedSampler(BoundedSampler):
+    """Draws tanh(u) of u from N(mean, diag(std^2)): the squashed Gaussian of soft actor-critic (Haarnoja et al. 2018).
+
+    The logarithms of deviations are cut to ``LOG_STD_RANGE``. The action of greedy evaluation is the tanh of the mean.
+    """
+
+    @override
+    def _write(self, mean: Floats, log_std: Floats, noise: Floats, out: NDArray[Any]) -> None:
+        deviation = np.clip(log_std, *LOG_STD_RANGE, out=self._deviation)
+        np.exp(deviation, out=deviation)
+        deviation *= noise
+        deviation += mean
+        np.tanh(deviation, out=out.T)
+
+    @override
+    def log_probs(self, actions: NDArray[Any], out: Floats) -> None:
+        """Write the logarithms of the densities of the actions within [-1, 1]^D (Haarnoja et al., equation 21)."""
+        squashed = np.clip(actions.transpose(0, 2, 1), -LARGEST_TANH, LARGEST_TANH)
+        log_std = np.clip(self._log_std, *LOG_STD_RANGE)
+        deviation = (np.arctanh(squashed) - self._mean) * np.exp(-log_std)
+        density = -0.5 * np.square(deviation) - log_std - HALF_LOG_TWO_PI - np.log1p(-np.square(squashed))
+        np.sum(density, axis=1, out=out)
+        self._write_uniform_log_probs(out)
+
+
+class ClippedSampler(BoundedSampler):
+    """Draws mean + std * standard normal noise and cuts it to [-1, 1]."""
+
+    @override
+    def _write(self, mean: Floats, log_std: Floats, noise: Floats, out: NDArray[Any]) -> None:
+        deviation = np.exp(log_std, out=self._deviation)
+        deviation *= noise
+        deviation += mean
+        np.clip(deviation, -1.0, 1.0, out=out.T)
+
+    @override
+    def log_probs(self, actions: NDArray[Any], out: Floats) -> None:
+        """Write the logarithms of the densities before the cut, at the actions after it."""
+        super().log_probs(actions, out)
+        self._write_uniform_log_probs(out)
+
+
 SAMPLERS: Mapping[PartKind, type[PartSampler]] = {
     "categorical": CategoricalSampler,
     "bernoulli": BernoulliSampler,
     "gaussian": GaussianSampler,
+    "squashed": SquashedSampler,
+    "clipped": ClippedSampler,
 }
 """Samplers by kind of part."""
 

@@ -18,6 +18,7 @@ from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import Policy
 from rlsrl.policies.device import all_to_device, assign, to_host
 from rlsrl.policies.epsilon_greedy import epsilon_of, values_to_logits
+from rlsrl.policies.exploration import is_uniform, log_deviation_of, make_uniform
 from rlsrl.policies.export import ExportMismatch
 from rlsrl.policies.exported import ExportedActor, LayoutMismatch
 from rlsrl.policies.functional import PureNetwork
@@ -37,6 +38,7 @@ class TorchPolicy(Policy):
         self._has_values = outputs == "actionValues"
         self.env_spec = env_spec
         """The spec of the environments that the policy acts in."""
+        self._distribution_size = env_spec.action.distribution_size
         self.pure = PureNetwork(network)
         """The network as a function of any parameters, for the loss."""
         self.layout = self.pure.layout
@@ -51,6 +53,8 @@ class TorchPolicy(Policy):
         """Computes distribution parameters or values with the loaded weights; None before the first ``load``."""
         self._statistics: Arrays = {}
         self._epsilon = 0.0
+        self._log_deviation = np.float32(0.0)
+        self._is_uniform = False
         self._standardizations: Mapping[str, Standardization] = {}
         self._version: Version | None = None
         for parameter, view in zip(network.parameters(), self.layout.split(self._vector), strict=True):
@@ -76,6 +80,8 @@ class TorchPolicy(Policy):
         self._distribution = _distribution_function(self._network)
         self._statistics = parameters.statistics
         self._epsilon = epsilon_of(parameters.statistics)
+        self._log_deviation = log_deviation_of(parameters.statistics)
+        self._is_uniform = is_uniform(parameters.statistics)
         self._standardizations = standardizations(parameters.statistics, self.env_spec.observation)
         self._version = parameters.version
 
@@ -83,15 +89,21 @@ class TorchPolicy(Policy):
     def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
         distribution = self.network_output(requests)
         assert self._version is not None, "loaded"
-        if self._has_values:
+        if (missing := self._distribution_size - distribution.shape[1]) > 0:
+            deviations = np.full((len(distribution), missing), self._log_deviation)
+            distribution = np.concatenate([distribution, deviations], axis=1)
+        if self._has_values or self._is_uniform:
             distribution = distribution.copy()
+        if self._has_values:
             values_to_logits(distribution.T, self._epsilon)
+        if self._is_uniform:
+            make_uniform(distribution.T, self.env_spec.action.parts)
         return split_results(requests, distribution, self._version)
 
     def network_output(self, requests: Sequence[RolloutRequest]) -> NDArray[np.float32]:
         """Return what the network says of actions, [N, A], for all lanes of the requests.
 
-        These are parameters of the action distribution, or the values of actions.
+        These are parameters of the action distribution, without the deviations of a version, or the values of actions.
         """
         if self._distribution is None:
             raise RuntimeError("load() comes before predict()")

@@ -603,9 +603,9 @@ def _replay(document: JsonDocument, rng: random.Random) -> None:
     if rng.random() < 0.7:
         replay = rng.choice([{}, {"capacity": 10}, {"capacity": 900, "start": 901}, {"start": 0}])
         needs = {"minibatchSize": rng.choice([7, 64]), "replay": replay}
-        blocks: dict[str, JsonDocument] = {"custom": {"factory": "mine:Mine", "needs": needs}, "dqn": needs}
-        name = rng.choice([*blocks])
-        spec["algorithm"] = {name: blocks[name] | ({"normalizeRewards": True} if rng.random() < 0.3 else {})}
+        name = rng.choice([*STORES])
+        block: JsonDocument = {"factory": "mine:Mine", "needs": needs} if name == "custom" else needs
+        spec["algorithm"] = {name: block | ({"normalizeRewards": True} if rng.random() < 0.3 else {})}
     if rng.random() < 0.7:
         spec["pacing"] = {rng.choice([*RATIO, RATIO[0], RATIO[0]]): 1, "maxPolicyLag": 64}
     if rng.random() < 0.8:

@@ -171,10 +171,10 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     LENGTH = 8
 
-    def __init__(self, gate: str, step_seconds: float = 0.0) -> None:
-        """A step takes at least ``step_seconds``."""
+    def __init__(self, gate: str, step_seconds: float = 0.0, *, has_vectors: bool = False) -> None:
+        """A step takes at least ``step_seconds``. ``has_vectors``: actions are vectors of floats."""
         self.observation_space = _unbounded(2)
-        self.action_space = spaces.Discrete(2)
+        self.action_space: spaces.Space[Any] = spaces.Box(-3.0, 1.0, (2,)) if has_vectors else spaces.Discrete(2)
         self._gate = Path(gate)
         self._step_seconds = step_seconds
         self._is_open = False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from rlsrl.api.spec import VectorActions
 from rlsrl.data.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, PartKind
 
 MASK = "observation/mask"
@@ -51,6 +54,12 @@ def continuous_env_spec(num_features: int = 4, num_dimensions: int = 2) -> EnvSp
         observation={"observation": ArraySpec(shape=(num_features,), dtype="float32")},
         action=continuous_action(num_dimensions),
     )
+
+
+def bounded_env_spec(vectors: VectorActions, num_features: int = 4, num_dimensions: int = 2) -> EnvSpec:
+    """Return ``continuous_env_spec`` for a policy that draws vectors within their bounds in that way."""
+    spec = continuous_env_spec(num_features, num_dimensions)
+    return replace(spec, action=replace(spec.action, vectors=vectors))
 
 
 def continuous_action(num_dimensions: int) -> ActionSpec:

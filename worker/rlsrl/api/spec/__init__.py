@@ -10,6 +10,7 @@ from rlsrl.api.spec.algorithm import (
     AlgorithmNeeds,
     AlgorithmSettings,
     AlgorithmSpec,
+    CriticSpec,
     CustomAlgorithmSpec,
     DqnSpec,
     LinearScheduleSpec,
@@ -18,17 +19,22 @@ from rlsrl.api.spec.algorithm import (
     PpoSpec,
     PqnSpec,
     PrioritySpec,
+    ReplaySettings,
     ReplaySpec,
+    SacSpec,
     ScheduleSpec,
+    Td3Spec,
+    TwinCriticSettings,
     VtraceSpec,
 )
 from rlsrl.api.spec.egress import EgressPeer, EgressPort, EgressRule, LabelSelector
-from rlsrl.api.spec.environment import Atari, Environment, EnvironmentSpec, HttpEnvironment
+from rlsrl.api.spec.environment import Atari, Environment, EnvironmentSpec, HttpEnvironment, WorkerEnvironment
 from rlsrl.api.spec.experiment import API_VERSION, KIND, ExperimentSpec, RLExperiment
 from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import FilesystemStore, ObjectStore, ParameterStore, ParameterVersions
 from rlsrl.api.spec.policy import VALUE_OPTIONS, Cnn, CustomNetwork, Mlp, Network, PolicySpec
 from rlsrl.api.spec.run import PausedWorkers, Restarts, Security, Stop, Tracking, Wandb
+from rlsrl.api.spec.scalars import VectorActions
 from rlsrl.api.spec.workers import (
     Actors,
     BufferWorkers,
@@ -54,6 +60,7 @@ __all__ = [
     "BufferWorkers",
     "Cnn",
     "CompileMode",
+    "CriticSpec",
     "CustomAlgorithmSpec",
     "CustomNetwork",
     "Device",
@@ -86,13 +93,19 @@ __all__ = [
     "PqnSpec",
     "PrioritySpec",
     "RLExperiment",
+    "ReplaySettings",
     "ReplaySpec",
     "Restarts",
+    "SacSpec",
     "ScheduleSpec",
     "Security",
     "Stop",
+    "Td3Spec",
     "Tracking",
     "Trainers",
+    "TwinCriticSettings",
+    "VectorActions",
     "VtraceSpec",
     "Wandb",
+    "WorkerEnvironment",
 ]

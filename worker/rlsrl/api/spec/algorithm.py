@@ -15,7 +15,8 @@ from pydantic.alias_generators import to_camel
 from typing_extensions import override
 
 from rlsrl.api.model import INTEGRAL, LIVE, REFUSE, REFUSE_OTHER, Arguments, Model
-from rlsrl.api.spec.scalars import Attribute, Count
+from rlsrl.api.spec.policy import HiddenSizes
+from rlsrl.api.spec.scalars import Attribute, Count, VectorActions
 
 OptimizerName = Literal["adam", "radam"]
 """Adam (Kingma and Ba 2015), or RAdam (Liu et al. 2020)."""
@@ -104,6 +105,11 @@ class AlgorithmSettings(Model):
     def outputs(self) -> NetworkOutputs:
         """The outputs of the network that the algorithm trains."""
         return "policyAndValue"
+
+    @property
+    def vector_actions(self) -> VectorActions:
+        """How actions are drawn that are vectors of floats."""
+        return "gaussian"
 
     @property
     def draws_from(self) -> ReplaySpec | None:
@@ -257,24 +263,13 @@ class PqnSpec(ActionValueSettings, MinibatchSettings):
         return self.epochs
 
 
-class DqnSpec(ActionValueSettings):
-    """Deep Q-learning (Mnih et al. 2015) from a replay store, with double Q-learning (van Hasselt et al. 2016).
+class ReplaySettings(AlgorithmSettings):
+    """The settings of algorithms that draw their minibatches from a store."""
 
-    For discrete actions. Actors choose a random action with the probability ``epsilon``, and always until training
-    begins, else the best one. ``pacing.trainStepsPerEnvStep`` says how often it trains.
-    """
-
-    minibatch_size: Annotated[int, Field(ge=2, le=16_777_216), INTEGRAL] = 64
+    minibatch_size: Annotated[int, Field(ge=2, le=16_777_216), INTEGRAL] = 256
     """Transitions of one optimizer step, drawn from the store."""
     replay: Annotated[ReplaySpec, REFUSE] = ReplaySpec()
     """The store from which training draws."""
-    double: bool = True
-    """Whether the network chooses the next action whose value the target network gives. Else the target network does
-    both, and overestimates."""
-    target_period: Annotated[int, Field(ge=1, le=1_000_000_000), INTEGRAL] = 500
-    """Minibatches between two copies of the network into the target network."""
-    huber_delta: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
-    """Errors count by half their square up to here, and in a straight line beyond (Huber's loss)."""
     importance_exponent: Annotated[float, Field(ge=0, le=1), LIVE] = 0.4
     """With ``replay.priorities``: how far the bias of such draws is corrected: 0 not at all, 1 wholly (beta)."""
     importance_exponent_schedule: Annotated[ScheduleSpec, LIVE] | None = None
@@ -298,6 +293,106 @@ class DqnSpec(ActionValueSettings):
         return 1
 
 
+class DqnSpec(ActionValueSettings, ReplaySettings):
+    """Deep Q-learning (Mnih et al. 2015) from a replay store, with double Q-learning (van Hasselt et al. 2016).
+
+    For discrete actions. Actors choose a random action with the probability ``epsilon``, and always until training
+    begins, else the best one. ``pacing.trainStepsPerEnvStep`` says how often it trains.
+    """
+
+    minibatch_size: Annotated[int, Field(ge=2, le=16_777_216), INTEGRAL] = 64
+    """Transitions of one optimizer step, drawn from the store."""
+    double: bool = True
+    """Whether the network chooses the next action whose value the target network gives. Else the target network does
+    both, and overestimates."""
+    target_period: Annotated[int, Field(ge=1, le=1_000_000_000), INTEGRAL] = 500
+    """Minibatches between two copies of the network into the target network."""
+    huber_delta: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """Errors count by half their square up to here, and in a straight line beyond (Huber's loss)."""
+
+
+class CriticSpec(Model):
+    """A network that values an observation and an action: dense layers over both, flattened."""
+
+    hidden_sizes: HiddenSizes = (256, 256)
+    """Units of each hidden layer."""
+    activation: Literal["tanh", "relu"] = "relu"
+    """The activation function of the hidden layers."""
+    layer_norm: bool = False
+    """Whether the hidden layers are normalised before their activation function (Ba et al. 2016)."""
+
+
+class TwinCriticSettings(ReplaySettings):
+    """The settings of algorithms that train a policy on the smaller value of two critics."""
+
+    learning_rate: Annotated[float, Field(gt=0, le=1), LIVE] = 3e-4
+    """Step size of the policy's optimizer."""
+    max_gradient_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 1_000_000
+    """Longer gradients are scaled down to this Euclidean norm, those of the policy and of the critics separately."""
+    adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """Added to the optimizer's denominator."""
+    critic: CriticSpec = CriticSpec()
+    """The network of each of the two critics. They stay with the trainers."""
+    critic_learning_rate: Annotated[float, Field(gt=0, le=1), LIVE] = 3e-4
+    """Step size of the critics' optimizer."""
+    critic_learning_rate_schedule: Annotated[ScheduleSpec, LIVE] | None = None
+    """How criticLearningRate changes during training. Constant by default."""
+    tau: Annotated[float, Field(gt=0, le=1)] = 0.005
+    """How far target networks move towards the trained ones, each time that they do: 1 copies them."""
+
+    @property
+    @override
+    def outputs(self) -> NetworkOutputs:
+        return "policy"
+
+
+class SacSpec(TwinCriticSettings):
+    """Soft actor-critic (Haarnoja et al. 2018), which rewards the entropy of the policy, too, with a weight that it
+    learns: the temperature.
+
+    For vectors of floats within finite bounds, drawn as the tanh of a Gaussian whose deviation depends on the
+    observation; and for discrete actions (Christodoulou 2019). Actions are uniform until training begins.
+    ``pacing.trainStepsPerEnvStep`` says how often it trains.
+    """
+
+    temperature: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """Weight of the entropy (alpha): the first one, or with ``learnTemperature: false`` that of the whole run."""
+    learn_temperature: bool = True
+    """Whether the temperature is learned, so that the policy's entropy approaches ``targetEntropy``."""
+    target_entropy: Annotated[float, Field(ge=-1_000_000, le=1_000_000)] | None = None
+    """Entropy that the learned temperature aims at. By default minus the number of floats of an action; for discrete
+    actions 98 % of the largest entropy."""
+
+    @property
+    @override
+    def vector_actions(self) -> VectorActions:
+        return "squashed"
+
+
+class Td3Spec(TwinCriticSettings):
+    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018).
+
+    For vectors of floats within finite bounds: the policy gives one action, to which actors add noise. Actions are
+    uniform until training begins. ``pacing.trainStepsPerEnvStep`` says how often it trains.
+    """
+
+    policy_period: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] = 2
+    """Minibatches from one update of the policy and the target networks to the next."""
+    exploration_deviation: Annotated[float, Field(ge=0, le=1), LIVE] = 0.1
+    """Standard deviation of the actors' noise; actions are within [-1, 1] before they are scaled to the bounds."""
+    exploration_deviation_schedule: Annotated[ScheduleSpec, LIVE] | None = None
+    """How explorationDeviation changes during training. Constant by default."""
+    target_deviation: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Standard deviation of the noise on the target policy's actions, which smooths the values that are learned."""
+    target_noise_clip: Annotated[float, Field(ge=0, le=2)] = 0.5
+    """Largest noise on the target policy's actions."""
+
+    @property
+    @override
+    def vector_actions(self) -> VectorActions:
+        return "clipped"
+
+
 class AlgorithmNeeds(Model):
     """What others must know of an algorithm of your own. It is declared here, too, because neither an API server nor
     ``rlsrl validate`` runs your code. The trainers compare it with what the algorithm says, and end if they differ."""
@@ -312,6 +407,10 @@ class AlgorithmNeeds(Model):
     outputs: Annotated[NetworkOutputs, REFUSE] = "policyAndValue"
     """What the network computes: ``policy``, ``policyAndValue``, or ``actionValues``, with which actors choose by
     epsilon."""
+    vector_actions: Annotated[VectorActions, REFUSE] = "gaussian"
+    """How actions are drawn that are vectors of floats: from a Gaussian (``gaussian``), as the tanh of such samples
+    (``squashed``), or around means in [-1, 1] and then cut to that (``clipped``). The latter two are scaled to the
+    bounds of the environment, which have to be finite."""
 
 
 class CustomAlgorithmSpec(AlgorithmSettings):
@@ -336,6 +435,11 @@ class CustomAlgorithmSpec(AlgorithmSettings):
 
     @property
     @override
+    def vector_actions(self) -> VectorActions:
+        return self.needs.vector_actions
+
+    @property
+    @override
     def minibatch_rows(self) -> int:
         return self.needs.minibatch_size
 
@@ -353,7 +457,7 @@ class CustomAlgorithmSpec(AlgorithmSettings):
 class AlgorithmSpec(Model):
     """The training algorithm: a built-in one, or your own. An edit may change its settings, not the algorithm."""
 
-    exactly_one: ClassVar[tuple[str, ...]] = ("ppo", "vtrace", "pqn", "dqn", "custom")
+    exactly_one: ClassVar[tuple[str, ...]] = ("ppo", "vtrace", "pqn", "dqn", "sac", "td3", "custom")
 
     ppo: Annotated[PpoSpec, REFUSE_OTHER] | None = None
     """Proximal policy optimisation."""
@@ -363,6 +467,10 @@ class AlgorithmSpec(Model):
     """Parallelised Q-learning without replay."""
     dqn: Annotated[DqnSpec, REFUSE_OTHER] | None = None
     """Deep Q-learning from a replay store."""
+    sac: Annotated[SacSpec, REFUSE_OTHER] | None = None
+    """Soft actor-critic."""
+    td3: Annotated[Td3Spec, REFUSE_OTHER] | None = None
+    """Twin delayed deep deterministic policy gradient."""
     custom: Annotated[CustomAlgorithmSpec, REFUSE_OTHER] | None = None
     """An algorithm of your own, given by its factory."""
 

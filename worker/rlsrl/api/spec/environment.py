@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, JsonValue
 
 from rlsrl.api.model import INTEGRAL, LIVE, Arguments, Model, Name, refusal
 from rlsrl.api.spec.egress import MAX_RULES, EgressRule
-from rlsrl.api.spec.scalars import Attribute, Count, PositiveSeconds
+from rlsrl.api.spec.scalars import Attribute, Count, PositiveSeconds, VectorActions
 
 MAX_INFO_KEYS = 16
 """Keys of ``info`` that a run may report."""
@@ -212,6 +212,14 @@ class Environment(Model):
         return tuple(name for name, value in given.items() if value is not None)
 
 
+class WorkerEnvironment(Environment):
+    """The environment as workers get it: without the rules of its network, so that an edit of these restarts none."""
+
+    vector_actions: VectorActions = "gaussian"
+    """How vectors of floats are drawn. Except for ``gaussian`` they are within [-1, 1], and are scaled to the bounds of
+    the environment where it is stepped."""
+
+
 class EnvironmentSpec(Environment):
     """What the actors step: a registered Gymnasium environment, or one that your own function makes."""
 
@@ -221,8 +229,8 @@ class EnvironmentSpec(Environment):
     ``environments.egress``: by default none. Also for workers that make an environment only to learn its spaces, so for
     all but the coordinator. ``rlsrl run`` ignores the field: on one machine environments reach what you reach."""
 
-    @property
-    def for_workers(self) -> Environment:
-        """The environment without the rules of its network, which workers do not need: an edit restarts none."""
+    def for_workers(self, vector_actions: VectorActions) -> WorkerEnvironment:
+        """Return the environment as workers get it, for an algorithm that draws vectors in this way."""
         # The values are valid already.
-        return Environment.model_construct(**{name: getattr(self, name) for name in Environment.model_fields})
+        given = {name: getattr(self, name) for name in Environment.model_fields}
+        return WorkerEnvironment.model_construct(**given, vector_actions=vector_actions)

@@ -15,8 +15,8 @@ from pydantic.alias_generators import to_camel
 
 from rlsrl.api.model import GANG, INTEGRAL, LIVE, MAX_ARGUMENTS, REFUSE, ROLL, Ignored, Model
 from rlsrl.api.rules import CrossFieldRule, Fault, near_divisors
-from rlsrl.api.spec.algorithm import ActionValueSettings, AlgorithmSettings, AlgorithmSpec, PpoSpec
-from rlsrl.api.spec.environment import PLACE_ARGUMENT, EnvironmentSpec
+from rlsrl.api.spec.algorithm import ActionValueSettings, AlgorithmSettings, AlgorithmSpec, PpoSpec, ReplaySettings
+from rlsrl.api.spec.environment import PLACE_ARGUMENT, EnvironmentSpec, WorkerEnvironment
 from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import ParameterVersions
 from rlsrl.api.spec.policy import VALUE_OPTIONS, Mlp, PolicySpec
@@ -81,7 +81,17 @@ _VALUES = " || ".join(
 """Whether the algorithm learns the values of actions."""
 _WITHOUT_VALUES = {option: str(Mlp.model_fields[option].default).lower() for option in VALUE_OPTIONS}
 """What ``VALUE_OPTIONS`` have to be with other algorithms, in YAML."""
-_REPLAYS = "(" + " || ".join(f"({_has(path)})" for path in _STORES.values()) + ")"
+_ALWAYS_REPLAY = tuple(
+    name for name, settings in AlgorithmSpec.blocks().items() if issubclass(settings, ReplaySettings)
+)
+"""Algorithms that have a store whatever their block says."""
+_REPLAYS = (
+    "("
+    + " || ".join(
+        f"has(self.algorithm.{name})" if name in _ALWAYS_REPLAY else f"({_has(path)})" for name, path in _STORES.items()
+    )
+    + ")"
+)
 """Whether the algorithm draws from a store."""
 _DIVISORS = " && ".join(f"{each} > 0" for each in (_ENVIRONMENTS, f"{_ACTORS}.replicas", _GROUPS, _BATCH, _TRAINERS))
 
@@ -124,7 +134,7 @@ def _minibatch_is_shared(spec: ExperimentSpec) -> Fault | None:
 
 
 def _rules_of(name: str, settings: type[AlgorithmSettings]) -> tuple[CrossFieldRule, ...]:
-    """Return the rules of an algorithm whose minibatches are equal parts of a batch."""
+    """Return the rules of an algorithm's block: minibatches are equal parts of a batch, and schedules end."""
     block = f"algorithm.{name}"
     at = ".".join((block, *settings.minibatch_size_path))
     size = f"self.{at}"
@@ -137,17 +147,22 @@ def _rules_of(name: str, settings: type[AlgorithmSettings]) -> tuple[CrossFieldR
             message=message,
         )
 
-    return (
-        rule(
-            at,
-            _minibatch_divides_batch,
-            _with_divisors(f"{size} <= 0 || {_REPLAYS} || {_ACTORS}.rolloutLength * {_BATCH} % {size} == 0"),
-            "must divide a batch: actors.rolloutLength x environments of a batch",
+    of_a_batch = rule(
+        at,
+        _minibatch_divides_batch,
+        _with_divisors(
+            f"{size} <= 0 || ({_has(_STORES[name])}) || {_ACTORS}.rolloutLength * {_BATCH} % {size} == 0"
+            if name in _STORES
+            else f"{size} <= 0 || {_ACTORS}.rolloutLength * {_BATCH} % {size} == 0"
         ),
+        "must divide a batch: actors.rolloutLength x environments of a batch",
+    )
+    return (
+        *(() if name in _ALWAYS_REPLAY else (of_a_batch,)),
         rule(
             at,
             _minibatch_is_shared,
-            _with_divisors(f"{size} % {_TRAINERS} == 0"),
+            f"{_TRAINERS} <= 0 || {size} % {_TRAINERS} == 0",
             "must be a multiple of trainers.replicas, which share each minibatch evenly",
         ),
         *(
@@ -376,10 +391,13 @@ def _bound_allows_a_step(spec: ExperimentSpec) -> Fault | None:
     )
 
 
-def _not_with_replay(at: str, excess: Callable[[ExperimentSpec], Any], cel: str, allowed: str) -> CrossFieldRule:
+def _not_with_replay(
+    at: str, excess: Callable[[ExperimentSpec], Any], cel: str, allowed: str, *, replays: str = _REPLAYS
+) -> CrossFieldRule:
     """Return the rule that a field has no other value than ``allowed`` with an algorithm that replays.
 
-    ``excess`` returns another value, or something false; ``cel`` is true for the allowed value.
+    ``excess`` returns another value, or something false; ``cel`` is true for the allowed value, ``replays`` for
+    algorithms that replay.
     """
 
     def check(spec: ExperimentSpec) -> Fault | None:
@@ -388,7 +406,7 @@ def _not_with_replay(at: str, excess: Callable[[ExperimentSpec], Any], cel: str,
         return Fault(f"{str(found).lower()} does not go with an algorithm that replays yet", allowed)
 
     message = f"must be {allowed} with an algorithm that replays"
-    return CrossFieldRule(at=at, check=check, cel=f"!{_REPLAYS} || ({cel})", message=message)
+    return CrossFieldRule(at=at, check=check, cel=f"!{replays} || ({cel})", message=message)
 
 
 def _rewards_normalized_by(name: str) -> Callable[[ExperimentSpec], Any]:
@@ -513,10 +531,11 @@ _RULES: tuple[CrossFieldRule, ...] = (
         _not_with_replay(
             f"algorithm.{name}.normalizeRewards",
             _rewards_normalized_by(name),
-            cel=f"!has(self.algorithm.{name}) || !self.algorithm.{name}.normalizeRewards",
+            cel=f"!self.algorithm.{name}.normalizeRewards",
             allowed="false",
+            replays=f"has(self.algorithm.{name})" if name in _ALWAYS_REPLAY else f"({_has(path)})",
         )
-        for name in _STORES
+        for name, path in _STORES.items()
     ),
     # The groups of an actor fill slots in turn: the slot that follows one is of other environments.
     _not_with_replay(
@@ -657,6 +676,11 @@ class ExperimentSpec(Model):
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000), LIVE, INTEGRAL] | None = None
     """On a cluster: seconds between the end of the experiment and its deletion. ``whenDeleted`` decides on its volume.
     By default a finished experiment stays."""
+
+    @property
+    def worker_environment(self) -> WorkerEnvironment:
+        """The environment as workers get it."""
+        return self.environment.for_workers(self.algorithm.chosen.vector_actions)
 
     @property
     def steps_side_by_side(self) -> bool:

@@ -9,6 +9,10 @@ from pydantic import Field
 from rlsrl.api.model import INTEGRAL, Arguments, Model
 from rlsrl.api.spec.scalars import Attribute
 
+HiddenSizes = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=65_536), INTEGRAL], ...], Field(strict=False, min_length=1, max_length=16)
+]
+"""Units of each hidden layer."""
 VALUE_OPTIONS = ("dueling", "quantiles")
 """The fields of built-in networks that only algorithms use which learn the values of actions."""
 
@@ -16,9 +20,7 @@ VALUE_OPTIONS = ("dueling", "quantiles")
 class Mlp(Model):
     """A multi-layer perceptron for each output of the network: policy and value, or the values of actions."""
 
-    hidden_sizes: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=65_536), INTEGRAL], ...], Field(strict=False, min_length=1, max_length=16)
-    ] = (64, 64)
+    hidden_sizes: HiddenSizes = (64, 64)
     """Units of each hidden layer."""
     activation: Literal["tanh", "relu"] = "tanh"
     """The activation function of the hidden layers."""

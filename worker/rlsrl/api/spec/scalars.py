@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,5 +21,8 @@ Attribute = Annotated[
     ),
 ]
 """A Python attribute as ``package.module:attribute``."""
+VectorActions = Literal["gaussian", "squashed", "clipped"]
+"""How a policy draws actions that are vectors of floats: from a Gaussian, whose samples the environment's bounds cut;
+as the tanh of such samples; or around means within the bounds, cut to these before anything sees them."""
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253, examples=["my-object"])]
 """The name of a Kubernetes object."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rlsrl.api.spec import VALUE_OPTIONS, Environment, Network, NetworkOutputs
+from rlsrl.api.spec import VALUE_OPTIONS, Network, NetworkOutputs, WorkerEnvironment
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import AtariOptions, EnvironmentSource, environment_spec
 from rlsrl.envs.http.options import HttpOptions
@@ -41,7 +41,7 @@ def derived_seed(seed: int, purpose: SeedPurpose, *key: int) -> int:
 
 
 def environment_source(
-    environment: Environment, *, rank: int = 0, place: EnvironmentPlace = INSPECTION
+    environment: WorkerEnvironment, *, rank: int = 0, place: EnvironmentPlace = INSPECTION
 ) -> EnvironmentSource:
     """Return how one of the experiment's environments is made; by default an inspection.
 
@@ -68,10 +68,11 @@ def environment_source(
         max_episode_steps=environment.max_episode_steps,
         frame_stack=environment.frame_stack,
         action_mask=environment.action_mask,
+        vector_actions=environment.vector_actions,
     )
 
 
-def spec_of_environments(environment: Environment, context: WorkerContext) -> EnvSpec:
+def spec_of_environments(environment: WorkerEnvironment, context: WorkerContext) -> EnvSpec:
     """Return the spec of the experiment's environments, for a worker that steps none. Makes one and closes it.
 
     The making counts as waiting: if it hangs, the run stands still. While the environment's server is away, it waits;

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from rlsrl.api.resolved import EvaluatorConfig
-from rlsrl.api.spec import Environment, Network, NetworkOutputs
+from rlsrl.api.spec import Network, NetworkOutputs, WorkerEnvironment
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.factory import EnvironmentSource, make_environment
@@ -35,7 +35,7 @@ ROLLOUT_STEPS = 64
 class EvaluationPlan:
     """How versions are played. All start from the same seeds, so that their results can be compared."""
 
-    environment: Environment
+    environment: WorkerEnvironment
     network: Network
     outputs: NetworkOutputs
     """Builds the policy if the version has no exported actor."""
