@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
-from figures import RLSRL, SAMPLE_FACTORY, SINGLE_FILE, STABLE_BASELINES3, Point
+from figures import RLSRL, SAMPLE_FACTORY, SINGLE_FILE, SINGLE_FILE_COMPILED, STABLE_BASELINES3, Point
+from greedy import played_versions
 from peer_environments import python_of, requirements_of
 from profiles import RunProfile
 from workloads import CORES, Workload
@@ -41,6 +42,8 @@ class Progress:
     points: Sequence[Point]
     return_means: Sequence[float | None]
     """For each point; None before the first end of an episode."""
+    evaluations: Sequence[tuple[float, float]] = ()
+    """(Env steps, mean return) of episodes without exploration, if the workload has such evaluations."""
 
 
 class Contestant(Protocol):
@@ -87,6 +90,9 @@ class Contestant(Protocol):
 
     def progress(self, folder: Path) -> Progress:
         """Return its progress until now."""
+
+    def result(self, workload: Workload, folder: Path, *, seed: int) -> Progress:
+        """Return the progress of a run with that seed that has ended, with its evaluations."""
 
     def profile(self, folder: Path) -> RunProfile | None:
         """Return how its time was spent until now, or None if it does not report that."""
@@ -157,6 +163,14 @@ class Rlsrl:
             return_means=[row.scalars.get("return_mean") for row in rows],
         )
 
+    def result(self, workload: Workload, folder: Path, *, seed: int) -> Progress:
+        """Return the progress, and play the stored versions if the workload has evaluations."""
+        progress, (every, episodes) = self.progress(folder), workload.evaluations
+        if not every:
+            return progress
+        played = played_versions(folder / RUN, workload.env_id, episodes=episodes, seed=seed)
+        return replace(progress, evaluations=played)
+
     def profile(self, folder: Path) -> RunProfile | None:
         """Return the times from the workers' metrics."""
         return RunProfile.read(folder / RUN)
@@ -182,14 +196,16 @@ class Peer:
     """A program of this folder that shares no code with rlsrl."""
 
     name: str
-    program: str
+    programs: Mapping[str, Setting]
+    """By algorithm: its program, and arguments that every run has."""
     ways: tuple[Setting, ...]
     """Ways to use the machine: environments in its own process or in others, few or many torch threads."""
     waiting_ways: tuple[Setting, ...] = ()
     """More ways, for environments that wait without a processor."""
     native_ways: tuple[Setting, ...] = ()
     """Ways for native vectorisation. If empty, ``ways`` are used."""
-    extra: tuple[str, ...] = ()
+    pins: str = ""
+    """The name of its pins, if another peer has the same."""
     env_ids: tuple[str, ...] = ()
     """Environments that it supports. Empty: all."""
     python: Callable[[str], Path] = python_of
@@ -201,34 +217,40 @@ class Peer:
     @property
     def versions(self) -> Mapping[str, str]:
         """Versions from its pins."""
-        pins = (line.partition("==") for line in requirements_of(self.name).read_text().splitlines() if "==" in line)
+        lines = requirements_of(self.pins or self.name).read_text().splitlines()
+        pins = (line.partition("==") for line in lines if "==" in line)
         return {name: pin for name, _, pin in pins if name in (self.name, *TELLING_PINS)}
 
     def install(self) -> None:
         """Make the peer's environment if it is missing."""
-        self.python(self.name)
+        self.python(self.pins or self.name)
 
     def unable(self, workload: Workload) -> str | None:
-        """Return why its Gymnasium lacks the environment, or None."""
+        """Return why it has no such program or environment, or None."""
+        if workload.algorithm not in self.programs:
+            return f"{self.name} is not measured with {workload.algorithm}"
         if not self.env_ids or workload.env_id in self.env_ids:
             return None
         return f"{self.name} is measured only on {', '.join(self.env_ids)}: its Gymnasium has no {workload.env_id}"
 
     def settings(self, workload: Workload) -> Sequence[Setting]:
         """Return the ways that fit the workload."""
+        if not workload.is_gathered_by_workers:
+            return [("--threads", str(threads)) for threads in UP_TO_CORES]
         if workload.vectorization == "native" and self.native_ways:
             return self.native_ways
         return (*self.ways, *self.waiting_ways) if workload.step_seconds else self.ways
 
     def inputs(self, workload: Workload, *, seed: int) -> Any:
         """Return its arguments."""
-        return [*workload.peer_arguments(seed=seed), *self.extra]
+        return [*workload.peer_arguments(seed=seed), *self.programs[workload.algorithm][1:]]
 
     def command(self, workload: Workload, setting: Setting, folder: Path, *, seed: int) -> list[str]:
         """Return the command of the peer's program."""
         del folder
         words = [*self.inputs(workload, seed=seed), *setting]
-        return [str(self.python(self.name)), str(HERE / self.program), *words]
+        program = self.programs[workload.algorithm][0]
+        return [str(self.python(self.pins or self.name)), str(HERE / program), *words]
 
     def environment(self) -> Mapping[str, str]:
         """Return one numpy thread and an empty import path. The setting chooses torch's threads."""
@@ -244,7 +266,13 @@ class Peer:
         return Progress(
             points=[(line["wall"], line["env_steps"]) for line in lines],
             return_means=[line["return_mean"] for line in lines],
+            evaluations=[(line["env_steps"], line["greedy_return"]) for line in lines if "greedy_return" in line],
         )
+
+    def result(self, workload: Workload, folder: Path, *, seed: int) -> Progress:
+        """Return the progress: it prints its evaluations."""
+        del workload, seed
+        return self.progress(folder)
 
     def profile(self, folder: Path) -> RunProfile | None:
         """Return None: it reports no times."""
@@ -265,17 +293,36 @@ def _workers(*numbers: int) -> tuple[Setting, ...]:
 
 
 PEERS: tuple[Peer, ...] = (
-    Peer(name=STABLE_BASELINES3, program="stable_baselines3_ppo.py", ways=_ways("dummy", "subproc")),
+    Peer(
+        name=STABLE_BASELINES3,
+        programs={
+            "ppo": ("stable_baselines3_ppo.py",),
+            "dqn": ("stable_baselines3_replay.py",),
+            "sac": ("stable_baselines3_replay.py",),
+            "td3": ("stable_baselines3_replay.py",),
+        },
+        ways=_ways("dummy", "subproc"),
+    ),
     Peer(
         name=SINGLE_FILE,
-        program="reference_ppo.py",
+        programs={
+            "ppo": ("reference_ppo.py", "--no-clip-value-loss"),
+            "dqn": ("reference_dqn.py",),
+            "sac": ("reference_twin_critics.py",),
+            "td3": ("reference_twin_critics.py",),
+        },
         ways=_ways("sync", "async"),
         native_ways=_ways("native"),
-        extra=("--no-clip-value-loss",),
+    ),
+    Peer(
+        name=SINGLE_FILE_COMPILED,
+        programs={"dqn": ("reference_dqn.py", "--compile"), "sac": ("reference_twin_critics.py", "--compile")},
+        pins=SINGLE_FILE,
+        ways=(),
     ),
     Peer(
         name=SAMPLE_FACTORY,
-        program="sample_factory_appo.py",
+        programs={"ppo": ("sample_factory_appo.py",)},
         ways=(("--serial",), *_workers(*UP_TO_CORES)),
         waiting_ways=_workers(8, 16),  # a worker waits for its environments one after the other
         env_ids=("CartPole-v1", "ALE/Pong-v5"),

@@ -14,6 +14,8 @@ from typing import Any
 RLSRL = "rlsrl"
 STABLE_BASELINES3 = "stable-baselines3"
 SINGLE_FILE = "single-file"
+SINGLE_FILE_COMPILED = "single-file-compiled"
+"""The single file with its losses compiled by ``torch.compile``."""
 SAMPLE_FACTORY = "sample-factory"
 QUIET_SHARE = 0.03
 """Largest share of the machine that other programs may use during a turn: with two cores, 6 % of one."""

@@ -5,7 +5,10 @@
 Both get equal environments, networks and settings, and one seed per run. CartPole compares the environment steps to a
 mean return of 475: the ratio of the medians with its bootstrap interval. Seeds are added until the interval is narrow
 enough. As a negative control, rlsrl with a slowed trainer and an almost unbounded lag must fail the same check.
-HalfCheetah compares the median returns after a million steps, Pong the mean returns after as many.
+HalfCheetah compares the median returns after a million steps, Pong the mean returns after as many. With replay the
+figure is the number of environment steps to a mean return of episodes without exploration; the control makes a
+twentieth of the updates. A run whose trainer is slowed, and one in which a worker of each role is killed, have to learn
+alike, too.
 
 Each run is stored in ``docs/benchmarks/learning-NAME.json`` when it ends, and is not repeated: an interrupted
 comparison continues. After a change of rlsrl's learning, use ``--restart``, which first removes rlsrl's runs. No figure
@@ -21,11 +24,10 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
 import statistics
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -33,22 +35,22 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from contestants import PEERS, RUN, Contestant, ContestantFailed, Progress, Rlsrl
+from contestants import PEERS, Contestant, ContestantFailed, Progress, Rlsrl
 from figures import RLSRL, SINGLE_FILE
+from hindrances import KILLED_ROLES, SLICE_SECONDS, SLOWED, STEPS_BETWEEN_KILLS, killed, slow_trainer
 from learning_verdicts import COVERAGE, Verdict, mean_verdict, ratio_of_medians
 from machine import REPOSITORY
 from results import FOLDER, kept, log, write
 from turns import ended_by_signals, whole_run
-from workloads import WORKLOADS, Workload
+from workloads import WORKLOADS, ReplayWorkload, Workload
 
 HINDERED = "rlsrl, hindered"
 """The negative control, which the check must find worse."""
-SLOWED = 5
-"""Factor by which the control's trainer is slower."""
+FEWER = 20
+"""With replay the control makes so many times fewer updates."""
 LARGEST_LAG = 64
 """The largest lag that a spec allows."""
 SETTINGS = {SINGLE_FILE: ("--vector", "sync", "--threads", "1")}
-SLICE_SECONDS = 0.05
 KEPT_AS = "learning-"
 Series = Mapping[int, float]
 """The figure of each seed."""
@@ -78,18 +80,31 @@ class Comparison:
     """A run that takes longer has failed."""
     has_control: bool = False
     """Whether the negative control runs, too."""
+    greedy_goal: float | None = None
+    """Mean return, without exploration, that ends the figure. The workload has such evaluations."""
+    hindered: Callable[[Path], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext()
+    """What happens to rlsrl's runs, given their folder."""
     mean_above: float | None = None
     """Lower bound of the mean return, for too few seeds for an interval. None: intervals are compared."""
 
     @property
     def what(self) -> str:
         """A run's figure, in words."""
+        if self.greedy_goal is not None:
+            every, episodes = self.workload.evaluations
+            return (
+                f"env steps to a mean return of {self.greedy_goal:g} in {episodes} episodes without exploration, "
+                f"played every {every:,} env steps; at most {self.workload.total_steps:,}"
+            )
         if (goal := self.workload.goal) is not None:
             return f"env steps to a mean return of {goal:g}"
         return f"mean return of the last 100 episodes after {self.workload.total_steps:,} env steps"
 
     def figure(self, progress: Progress) -> float:
         """Return a run's figure. A run that misses its goal counts as if its last step had reached it."""
+        if (wanted := self.greedy_goal) is not None:
+            total = float(self.workload.total_steps)
+            return min(next((steps for steps, mean in progress.evaluations if mean >= wanted), total), total)
         if self.workload.goal is not None:
             return progress.points[-1][1]
         return_mean = progress.return_means[-1]
@@ -98,9 +113,16 @@ class Comparison:
         return return_mean
 
     @property
+    def judged_by(self) -> Sequence[Any]:
+        """What decides figures besides the programs' inputs. Empty without evaluations, where all is among these."""
+        if self.greedy_goal is None:
+            return ()
+        return (self.what, self.hindered.__name__, KILLED_ROLES, STEPS_BETWEEN_KILLS)
+
+    @property
     def worse(self) -> Verdict:
         """The verdict on a program that learns worse: it takes more steps to a goal, or has a lower return."""
-        return "lower" if self.workload.goal is None else "higher"
+        return "lower" if self.workload.goal is None and self.greedy_goal is None else "higher"
 
     def judge(self, mine: Series, theirs: Series) -> Judgement:
         """Compare the first program's learning with the second's."""
@@ -120,7 +142,30 @@ class Comparison:
         return Judgement(verdict=interval.verdict, why=why)
 
 
-COMPARISONS = {
+def _replay(name: str) -> ReplayWorkload:
+    workload = WORKLOADS[name]
+    assert isinstance(workload, ReplayWorkload)
+    return workload
+
+
+_DQN = Comparison(
+    workload=replace(_replay("D1"), evaluate_every=1000, evaluation_episodes=20, total_steps=50_000),
+    seeds=20,
+    most_seeds=60,
+    run_seconds=900.0,
+    greedy_goal=475.0,
+    has_control=True,
+)
+_PENDULUM = replace(
+    _replay("S1"),
+    env_id="Pendulum-v1",
+    num_envs=4,
+    num_steps=8,
+    learning_rate=1e-3,
+    evaluate_every=500,
+    evaluation_episodes=10,
+)
+COMPARISONS: Mapping[str, Comparison] = {
     "cartpole": Comparison(
         workload=replace(WORKLOADS["W1"], goal=475.0, total_steps=1_000_000),
         seeds=20,
@@ -138,6 +183,19 @@ COMPARISONS = {
         run_seconds=4 * 3600.0,
         mean_above=-18.0,
     ),
+    "cartpole-dqn": _DQN,
+    "cartpole-dqn-slowed": replace(_DQN, has_control=False, hindered=slow_trainer),
+    "cartpole-dqn-killed": replace(_DQN, has_control=False, hindered=killed),
+    **{
+        f"pendulum-{name}": Comparison(
+            workload=replace(_PENDULUM, name=f"pendulum-{name}", replays=name, total_steps=20_000),
+            seeds=20,
+            most_seeds=40,
+            run_seconds=900.0,
+            greedy_goal=-200.0,
+        )
+        for name in ("sac", "td3")
+    },
 }
 
 
@@ -153,6 +211,8 @@ class Program:
     hindered: Callable[[Path], contextlib.AbstractContextManager[None]] = field(
         default=lambda _: contextlib.nullcontext()
     )
+    judged_by: Sequence[Any] = ()
+    """What decides its figures besides its inputs, as JSON values."""
 
     @property
     def digest(self) -> str:
@@ -162,6 +222,7 @@ class Program:
         """
         how = [SETTINGS.get(self.name), SLOWED, SLICE_SECONDS]
         inputs = [self.name, self.contestant.inputs(self.workload, seed=0), how, dict(self.contestant.versions)]
+        inputs += self.judged_by
         return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -208,18 +269,29 @@ def programs_of(comparison: Comparison) -> tuple[Program, Program]:
     """Return (rlsrl, the single file)."""
     single = next(peer for peer in PEERS if peer.name == SINGLE_FILE)
     return (
-        Program(name=RLSRL, contestant=Rlsrl(), workload=comparison.workload, at_once=1),  # it uses all cores
+        Program(
+            name=RLSRL,
+            contestant=Rlsrl(),
+            workload=comparison.workload,
+            at_once=1,  # it uses all cores
+            hindered=comparison.hindered,
+            judged_by=comparison.judged_by,
+        ),
         Program(
             name=SINGLE_FILE,
             contestant=single,
             workload=comparison.workload,
             at_once=os.cpu_count() or 1,  # it has one thread
+            judged_by=comparison.judged_by,
         ),
     )
 
 
 def control_of(comparison: Comparison) -> Program:
-    """Return the negative control: rlsrl with a slow trainer and the largest lag."""
+    """Return the negative control: rlsrl with a slow trainer and the largest lag, or with few updates."""
+    if isinstance(comparison.workload, ReplayWorkload):
+        fewer = replace(comparison.workload, updates_per_env_step=comparison.workload.updates_per_env_step / FEWER)
+        return Program(name=HINDERED, contestant=Rlsrl(), workload=fewer, at_once=1, judged_by=comparison.judged_by)
     workload = replace(comparison.workload, max_policy_lag=LARGEST_LAG)
     return Program(name=HINDERED, contestant=Rlsrl(), workload=workload, at_once=1, hindered=slow_trainer)
 
@@ -245,7 +317,8 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
         )
         figure = comparison.figure(progress)
         curve = [(steps, mean) for (_, steps), mean in zip(progress.points, progress.return_means, strict=True)]
-        runs.add(program, seed, {"figure": figure, "commit": commit, "curve": _thinned(curve)})
+        played = {"evaluations": progress.evaluations} if progress.evaluations else {}
+        runs.add(program, seed, {"figure": figure, "commit": commit, "curve": _thinned(curve), **played})
         log(f"{program.name:16} seed {seed:3}: {figure:,.1f}")
 
     made = runs.series(program)
@@ -292,51 +365,15 @@ def compare(
     if not comparison.has_control:
         runs.judge(verdict)
         return found.verdict == "alike"
-    log(f"{HINDERED}: a trainer that takes {SLOWED} times as long, a lag of up to {LARGEST_LAG} steps")
+    replays = isinstance(comparison.workload, ReplayWorkload)
+    slow = f"a trainer that takes {SLOWED} times as long, a lag of up to {LARGEST_LAG} steps"
+    log(f"{HINDERED}: {f'a {FEWER}th of the updates' if replays else slow}")
     few = range(1, comparison.seeds + 1)
     control = comparison.judge(make_runs(comparison, control_of(comparison), few, runs), theirs)
     is_worse = control.verdict == comparison.worse
     log(f"{control}: {'as expected' if is_worse else 'NOT WORSE, SO THE CHECK PROVES NOTHING'}")
     runs.judge({**verdict, "control": asdict(control)})
     return found.verdict == "alike" and is_worse
-
-
-@contextlib.contextmanager
-def slow_trainer(folder: Path) -> Iterator[None]:
-    """Let a run's trainer work only 1/``SLOWED`` of the time, until the body ends."""
-    over = threading.Event()
-    thread = threading.Thread(target=_slow_down, args=(folder / RUN / "status.json", over), name="slow-trainer")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def _slow_down(status: Path, over: threading.Event) -> None:
-    """Stop and continue the trainer by turns."""
-    while not over.wait(SLICE_SECONDS):
-        if (pid := _trainer(status)) is not None:
-            break
-    else:
-        return
-    with contextlib.suppress(ProcessLookupError):  # it has ended
-        while not over.is_set():
-            os.kill(pid, signal.SIGSTOP)
-            over.wait((SLOWED - 1) * SLICE_SECONDS)
-            os.kill(pid, signal.SIGCONT)
-            over.wait(SLICE_SECONDS)
-
-
-def _trainer(status: Path) -> int | None:
-    """Return the trainer's process, or None before its first step."""
-    try:
-        document = json.loads(status.read_text())
-    except FileNotFoundError:
-        return None
-    workers = document["roles"].get("trainer", [])
-    return workers[0]["pid"] if workers and workers[0]["stats"].get("train_steps", 0) else None
 
 
 def _thinned(curve: Sequence[tuple[float, float | None]], most: int = 200) -> Sequence[tuple[float, float | None]]:

@@ -3,7 +3,7 @@
 It shares no code with rlsrl. The same algorithm with the same settings, written in the plainest way, shows how well a
 distributed system should learn. Run it and ``rlsrl run`` on one machine:
 
-    python benchmarks/reference_dqn.py --env-id CartPole-v1 --seed 1 --total-steps 50000 --out curve.csv
+    python benchmarks/reference_dqn.py --env-id CartPole-v1 --seed 1 --evaluate-every 1000 --out curve.csv
 
 With ``--report`` it prints a line of JSON per iteration. An iteration gathers a rollout of every environment, then
 trains on all that is due. Every ``--evaluate-every`` env steps it plays ``--evaluation-episodes`` greedy episodes and
@@ -37,6 +37,7 @@ RETURN_WINDOW = 100
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algorithm", choices=["dqn"], default="dqn")
     parser.add_argument("--env-id", required=True)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--total-steps", type=int, default=50_000)
@@ -46,7 +47,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="compile the update by torch.compile")
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--num-steps", type=int, default=16, help="steps of each environment in an iteration")
-    parser.add_argument("--hidden-size", type=int, default=256)
+    parser.add_argument("--network", choices=["mlp", "cnn"], default="mlp")
+    parser.add_argument("--hidden-size", type=int, default=256, help="of the mlp")
     parser.add_argument("--updates-per-env-step", type=float, default=0.5)
     parser.add_argument("--minibatch-size", type=int, default=64)
     parser.add_argument("--capacity", type=int, default=100_000)
@@ -57,7 +59,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-gradient-norm", type=float, default=10.0)
     parser.add_argument("--last-epsilon", type=float, default=0.04)
     parser.add_argument("--epsilon-steps", type=int, default=8000, help="env steps until epsilon is the last one")
-    parser.add_argument("--evaluate-every", type=int, default=1000, help="env steps")
+    parser.add_argument("--evaluate-every", type=int, default=0, help="env steps; 0: no evaluation")
     parser.add_argument("--evaluation-episodes", type=int, default=20)
     return parser.parse_args()
 
@@ -76,15 +78,35 @@ def network(num_inputs: int, num_actions: int, hidden_size: int) -> nn.Sequentia
     return nn.Sequential(*layers[:-1])
 
 
+class Images(nn.Module):
+    """Makes numbers from 0 to 1 of an image's pixels."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return image.float() / 255.0
+
+
+def image_network(num_actions: int) -> nn.Sequential:
+    """Return the network of Mnih et al. (2015) for 4 stacked images of 84 x 84."""
+    layers: list[nn.Module] = []
+    for inputs, outputs, size, stride in ((4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
+        layers += [nn.Conv2d(inputs, outputs, size, stride), nn.ReLU()]
+    layers += [nn.Flatten(), nn.Linear(64 * 7 * 7, 512), nn.ReLU(), nn.Linear(512, num_actions)]
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.orthogonal_(layer.weight, 1.0 if layer is layers[-1] else math.sqrt(2.0))
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]  # each has one
+    return nn.Sequential(Images(), *layers)
+
+
 class Store:
     """The last transitions, in arrays."""
 
-    def __init__(self, capacity: int, num_features: int) -> None:
+    def __init__(self, capacity: int, shape: tuple[int, ...], dtype: Any) -> None:
         self.capacity = capacity
         self.size = self.place = 0
         self.arrays: dict[str, Any] = {
-            "observation": np.zeros((capacity, num_features), np.float32),
-            "following": np.zeros((capacity, num_features), np.float32),
+            "observation": np.zeros((capacity, *shape), dtype),
+            "following": np.zeros((capacity, *shape), dtype),
             "action": np.zeros(capacity, np.int64),
             "reward": np.zeros(capacity, np.float32),
             "terminated": np.zeros(capacity, np.float32),
@@ -114,17 +136,23 @@ class Trainer:
         self.envs: Any = wrappers.RecordEpisodeStatistics(gymnasium.vector.SyncVectorEnv(made))
         space = self.envs.single_action_space
         assert isinstance(space, gymnasium.spaces.Discrete)
-        num_features, self.num_actions = math.prod(self.envs.single_observation_space.shape or ()), int(space.n)
-        self.online = network(num_features, self.num_actions, args.hidden_size)
-        self.target = network(num_features, self.num_actions, args.hidden_size)
+        seen, self.num_actions = self.envs.single_observation_space, int(space.n)
+        shape: tuple[int, ...] = seen.shape or ()
+        self.shape = shape if args.network == "cnn" else (math.prod(shape),)
+        self.online, self.target = self.made(), self.made()
         self.target.load_state_dict(self.online.state_dict())
         self.optimizer = torch.optim.Adam(self.online.parameters(), lr=args.learning_rate, eps=1e-5)
         self.gradient_step = torch.compile(self.loss_backward) if args.compile else self.loss_backward
-        self.store = Store(args.capacity, num_features)
+        self.store = Store(args.capacity, self.shape, seen.dtype if args.network == "cnn" else np.float32)
         self.observation = self.envs.reset(seed=args.seed)[0]
         self.resetting = np.zeros(args.num_envs, bool)
         self.env_steps = self.updates = 0
         self.returns: deque[float] = deque(maxlen=RETURN_WINDOW)
+
+    def made(self) -> nn.Sequential:
+        if self.args.network == "cnn":
+            return image_network(self.num_actions)
+        return network(self.shape[0], self.num_actions, self.args.hidden_size)
 
     @property
     def epsilon(self) -> float:
@@ -144,15 +172,15 @@ class Trainer:
 
     def step(self, epsilon: float) -> None:
         with torch.no_grad():
-            values = self.online(torch.from_numpy(self.observation).flatten(1))
+            values = self.online(torch.from_numpy(self.observation.reshape(-1, *self.shape)))
         action = values.argmax(dim=1).numpy()
         is_random = self.rng.random(len(action)) < epsilon
         action = np.where(is_random, self.rng.integers(0, self.num_actions, len(action)), action)
         following, reward, terminated, truncated, info = self.envs.step(action)
         valid = ~self.resetting
         self.store.add(
-            observation=self.observation[valid].reshape(int(valid.sum()), -1),
-            following=following[valid].reshape(int(valid.sum()), -1),
+            observation=self.observation[valid].reshape(-1, *self.shape),
+            following=following[valid].reshape(-1, *self.shape),
             action=action[valid],
             reward=reward[valid],
             terminated=terminated[valid],
@@ -188,7 +216,7 @@ class Trainer:
             observation, _ = env.reset(seed=1_000_000 * self.args.seed + episode)
             total, has_ended = 0.0, False
             while not has_ended:
-                values = self.online(torch.as_tensor(observation, dtype=torch.float32).reshape(1, -1))
+                values = self.online(torch.as_tensor(np.asarray(observation)).reshape(1, *self.shape))
                 observation, reward, terminated, truncated, _ = env.step(int(values.argmax()))
                 total, has_ended = total + float(reward), terminated or truncated
             returns.append(total)
@@ -203,11 +231,14 @@ def main() -> None:
     while trainer.env_steps < args.total_steps:
         trainer.iterate()
         mean = float(np.mean(trainer.returns)) if trainer.returns else math.nan
-        if args.report:
-            print(json.dumps({"wall": time.time(), "env_steps": trainer.env_steps, "return_mean": mean}), flush=True)
-        if args.out is not None and trainer.env_steps >= evaluated_at + args.evaluate_every:
+        line = {"wall": time.time(), "env_steps": trainer.env_steps, "return_mean": mean}
+        if args.evaluate_every and trainer.env_steps >= evaluated_at + args.evaluate_every:
             evaluated_at = trainer.env_steps
-            lines.append((trainer.env_steps, trainer.evaluate(), round(mean, 3), round(time.monotonic() - began, 2)))
+            line["greedy_return"] = trainer.evaluate()
+            seconds = round(time.monotonic() - began, 2)
+            lines.append((trainer.env_steps, line["greedy_return"], round(mean, 3), seconds))
+        if args.report:
+            print(json.dumps(line), flush=True)
     seconds = time.monotonic() - began
     print(f"{trainer.env_steps:,} env steps, {trainer.updates:,} updates, {trainer.env_steps / seconds:,.0f} steps/s")
     trainer.envs.close()

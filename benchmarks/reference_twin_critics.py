@@ -3,7 +3,7 @@
 It shares no code with rlsrl. The same algorithms with the same settings, written in the plainest way, show how well a
 distributed system should learn. Run it and ``rlsrl run`` on one machine:
 
-    python benchmarks/reference_twin_critics.py --algorithm sac --env-id Pendulum-v1 --seed 1 --out curve.csv
+    python benchmarks/reference_twin_critics.py --algorithm sac --env-id Pendulum-v1 --evaluate-every 500 --out a.csv
 
 With ``--report`` it prints a line of JSON per iteration. An iteration gathers a rollout of every environment, then
 trains on all that is due. Every ``--evaluate-every`` env steps it plays ``--evaluation-episodes`` episodes without
@@ -67,7 +67,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--exploration-deviation", type=float, default=0.1, help="TD3")
     parser.add_argument("--target-deviation", type=float, default=0.2, help="TD3")
     parser.add_argument("--target-noise-clip", type=float, default=0.5, help="TD3")
-    parser.add_argument("--evaluate-every", type=int, default=500, help="env steps")
+    parser.add_argument("--evaluate-every", type=int, default=0, help="env steps; 0: no evaluation")
     parser.add_argument("--evaluation-episodes", type=int, default=10)
     return parser.parse_args()
 
@@ -180,7 +180,8 @@ class Trainer:
         if self.is_sac:
             return self.sample(observation)[0]
         action = torch.tanh(self.policy(observation))
-        return (action + self.args.exploration_deviation * torch.randn_like(action)).clamp(-1.0, 1.0)
+        drawn: Tensor = action + self.args.exploration_deviation * torch.randn_like(action)
+        return drawn.clamp(-1.0, 1.0)
 
     def sample(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self.policy(observation).chunk(2, dim=1)
@@ -264,11 +265,14 @@ def main() -> None:
     while trainer.env_steps < args.total_steps:
         trainer.iterate()
         mean = float(np.mean(trainer.returns)) if trainer.returns else math.nan
-        if args.report:
-            print(json.dumps({"wall": time.time(), "env_steps": trainer.env_steps, "return_mean": mean}), flush=True)
-        if args.out is not None and trainer.env_steps >= evaluated_at + args.evaluate_every:
+        line = {"wall": time.time(), "env_steps": trainer.env_steps, "return_mean": mean}
+        if args.evaluate_every and trainer.env_steps >= evaluated_at + args.evaluate_every:
             evaluated_at = trainer.env_steps
-            lines.append((trainer.env_steps, trainer.evaluate(), round(mean, 3), round(time.monotonic() - began, 2)))
+            line["greedy_return"] = trainer.evaluate()
+            seconds = round(time.monotonic() - began, 2)
+            lines.append((trainer.env_steps, line["greedy_return"], round(mean, 3), seconds))
+        if args.report:
+            print(json.dumps(line), flush=True)
     seconds = time.monotonic() - began
     print(f"{trainer.env_steps:,} env steps, {trainer.updates:,} updates, {trainer.env_steps / seconds:,.0f} steps/s")
     trainer.envs.close()

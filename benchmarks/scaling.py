@@ -115,7 +115,7 @@ def _workload(setting: Setting, speed: EnvironmentSpeed, hardware: Hardware) -> 
 
 def _source(environment: str) -> EnvironmentSource:
     spec = load_text(json.dumps(Setting(environment=environment, actors=1).document())).spec
-    return environment_source(spec.environment)
+    return environment_source(spec.worker_environment)
 
 
 def compare(points: Sequence[Point], speeds: Mapping[str, EnvironmentSpeed]) -> tuple[Costs, float, float]:

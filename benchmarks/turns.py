@@ -153,7 +153,7 @@ def whole_run(
         if not in_time or not wanted():
             why = "is not wanted any more" if in_time else f"has not ended after {seconds:.0f} s"
             raise ContestantFailed(f"{contestant.name} {why}:\n{end_of_output(running.folder)}")
-        return contestant.progress(running.folder)
+        return contestant.result(workload, running.folder, seed=seed)
 
 
 @contextlib.contextmanager

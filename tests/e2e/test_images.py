@@ -242,10 +242,10 @@ print(bool(torch.linalg.svd(torch.eye(3)).S.sum() == 3), torch.cuda.is_available
 def test_a_network_that_is_not_exported_needs_torch(images: dict[str, Image]) -> None:
     """The actor image must not be chosen for it."""
     program = """
-from rlsrl.api.spec import Environment, Network
+from rlsrl.api.spec import Network, WorkerEnvironment
 from rlsrl.envs.factory import environment_spec
 from rlsrl.workers.build.common import environment_source, torch_policy
-spec = environment_spec(environment_source(Environment(id="CartPole-v1")))
+spec = environment_spec(environment_source(WorkerEnvironment(id="CartPole-v1")))
 print(torch_policy(Network(mlp={}), spec, outputs="policyAndValue", seed=0).layout.num_parameters > 0)
 """
     done = run(images["worker-actor"], "-c", program, entrypoint=["python"])
@@ -258,10 +258,10 @@ def test_the_environments_of_the_examples_are_in_the_image(images: dict[str, Ima
     environment = load_file(REPOSITORY / "examples" / example).spec.worker_environment
     program = """
 import sys
-from rlsrl.api.spec import Environment
+from rlsrl.api.spec import WorkerEnvironment
 from rlsrl.envs.factory import make_environment
 from rlsrl.workers.build.common import environment_source
-env = make_environment(environment_source(Environment.model_validate_json(sys.argv[1])))
+env = make_environment(environment_source(WorkerEnvironment.model_validate_json(sys.argv[1])))
 env.reset(seed=0)
 env.step(env.action_space.sample())
 print("stepped")

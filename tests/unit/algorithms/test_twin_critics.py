@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
+from itertools import combinations
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,23 +19,27 @@ from rlsrl.algorithms.adam import Adam
 from rlsrl.algorithms.base import ERRORS, POLICY, one_rank
 from rlsrl.algorithms.check import check_algorithm
 from rlsrl.algorithms.learner import Learner, StepResult
+from rlsrl.algorithms.minibatch import all_due, due_groups
 from rlsrl.algorithms.sac import TEMPERATURE, Sac
 from rlsrl.algorithms.sac import build as build_sac
 from rlsrl.algorithms.td3 import Td3
 from rlsrl.algorithms.td3 import build as build_td3
 from rlsrl.algorithms.td3 import coefficients as td3_coefficients
 from rlsrl.algorithms.twin_critics import TwinCriticAlgorithm
+from rlsrl.api.fields import all_fields
 from rlsrl.api.spec import AlgorithmSpec, SacSpec, Td3Spec
 from rlsrl.buffers.replay.rows import IMPORTANCE, NEXT
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.policies.build import build_network, seeded
+from rlsrl.policies.cnn import NatureCnnPolicy
 from rlsrl.policies.critics import CRITICS, TwinCritics
 from rlsrl.policies.exploration import DEVIATION, UNIFORM
+from rlsrl.policies.exported import MASKED_LOGIT
 from rlsrl.policies.networks import MlpPolicy
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.testing.rollouts import MASK, MIXED, bounded_env_spec, discrete_env_spec, masked_env_spec
+from rlsrl.testing.rollouts import MASK, MIXED, bounded_env_spec, discrete_env_spec, masked_env_spec, pixels_env_spec
 
 FEATURES, DIMENSIONS, CHOICES = 3, 2, 4
 SIZE, UPDATES_A_STEP = 16, 3
@@ -376,10 +382,45 @@ def test_the_temperature_rises_while_the_entropy_is_below_its_target() -> None:
         assert (found[-1] - 1.0) * sign > 0.05
 
 
-def test_the_default_target_entropies() -> None:
-    assert cast("Sac", algorithm_of(SQUASHED))._target_entropy == -DIMENSIONS
-    assert cast("Sac", algorithm_of(DISCRETE))._target_entropy == pytest.approx(0.98 * math.log(CHOICES))
-    assert cast("Sac", algorithm_of(DISCRETE, targetEntropy=0.25))._target_entropy == 0.25
+def test_the_temperature_aims_at_an_entropy_that_legal_actions_can_have() -> None:
+    """With two legal actions of many, a share of the entropy of all could never be reached."""
+    logits = torch.zeros(4, CHOICES)
+    logits[1, 2:] = logits[2, 1:] = logits[3] = MASKED_LOGIT
+    found = cast("Sac", algorithm_of(DISCRETE))._target_entropy(logits)
+    torch.testing.assert_close(found, 0.98 * torch.tensor([CHOICES, 2.0, 1.0, 1.0]).log())
+    assert cast("Sac", algorithm_of(DISCRETE, targetEntropy=0.25))._target_entropy(logits) == 0.25
+    assert cast("Sac", algorithm_of(SQUASHED))._target_entropy(logits) == -DIMENSIONS
+
+
+def test_images_are_refused() -> None:
+    for build, spec, vectors in ((build_sac, SacSpec(), "squashed"), (build_td3, Td3Spec(), "clipped")):
+        env_spec = replace(pixels_env_spec(), action=bounded_env_spec(cast("Any", vectors)).action)
+        module = build_network(NatureCnnPolicy, env_spec, {"hidden_size": 8}, seed=0, outputs="policy")
+        with pytest.raises(ConfigurationError, match=r"critics .* observation is an image, uint8\[2, 36, 36\]"):
+            cast("Any", build)(spec, TorchPolicy(module, env_spec, outputs="policy"), 1, None)
+
+
+@pytest.mark.parametrize("env_spec", [SQUASHED, CLIPPED], ids=["sac", "td3"])
+def test_what_an_edit_may_change_leaves_the_form_of_the_state_as_it_is(env_spec: EnvSpec) -> None:
+    """A state of another form could not be resumed: each restart would fail."""
+    name = "td3" if env_spec is CLIPPED else "sac"
+    block = [field for field in all_fields() if field.path[:3] == ("spec", "algorithm", name) and len(field.path) == 4]
+    of_sac = {"learnTemperature", "temperature"} if name == "sac" else set()
+    assert {field.path[-1] for field in block if field.on_edit == "refuse"} >= {"replay", "critic", *of_sac}
+    shared = {"tau": 0.5, "criticLearningRate": 0.1, "minibatchSize": 8, "discount": 0.5, "importanceExponent": 1.0}
+    own = {
+        "sac": {"targetEntropy": 1.0},
+        "td3": {"policyPeriod": 5, "targetDeviation": 0.1, "targetNoiseClip": 0.1, "explorationDeviation": 0.3},
+    }
+    tried, by_learner = (
+        {*shared, *own[name]},
+        {"learningRate", "maxGradientNorm", "optimizer", "adamEpsilon", "rewardClip"},
+    )
+    editable = {field.path[-1] for field in block if field.on_edit != "refuse"}
+    assert {each for each in editable if not each.endswith("Schedule")} == tried | by_learner
+    before, after = (learner_of(algorithm_of(env_spec, **fields), env_spec) for fields in ({}, {**shared, **own[name]}))
+    after.load_state_dict(*before.state_dict())
+    assert after.digest() == before.digest()
 
 
 def test_what_follows_has_no_value_where_no_action_is_legal() -> None:
@@ -436,6 +477,15 @@ def test_other_actions_are_refused(build: Any, spec: Any, env_spec: EnvSpec, wor
     with pytest.raises(ConfigurationError) as failure:
         build(spec, policy, 1, None)
     assert all(word in str(failure.value) for word in words)
+
+
+def test_each_way_in_which_groups_are_due_is_known_without_counting_up_to_it() -> None:
+    def of(*periods: int) -> Any:
+        return [SimpleNamespace(name=name, every=every) for name, every in zip("abcd", periods, strict=False)]
+
+    found = all_due(of(1, 997, 991, 10))
+    assert set(found) == {("a", *each) for size in range(4) for each in combinations("bcd", size)}
+    assert set(all_due(of(1, 4, 6))) == {due_groups(of(1, 4, 6), number) for number in range(1, 13)}
 
 
 def test_critics_share_nothing() -> None:

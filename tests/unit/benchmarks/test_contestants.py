@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from contestants import OUTPUT, PEERS, RUN, ContestantFailed, Rlsrl
-from figures import SAMPLE_FACTORY, SINGLE_FILE
+from figures import SAMPLE_FACTORY, SINGLE_FILE, SINGLE_FILE_COMPILED
 from peer_environments import REQUIREMENTS, cache_folder, home_of
 from workloads import CORES, WORKLOADS
 
@@ -81,6 +81,36 @@ def test_peers_try_threads_and_processes() -> None:
     assert Rlsrl().settings(WORKLOADS["W1"]) == [()]
 
 
+def test_peers_that_replay_try_threads_alone() -> None:
+    assert PEER.settings(WORKLOADS["S1"]) == [("--threads", str(number)) for number in sorted({1, 2, CORES})]
+    command = PEER.command(WORKLOADS["S1"], ("--threads", "1"), Path(), seed=2)
+    assert Path(command[1]).name == "reference_twin_critics.py"
+    assert command[2:].count("--algorithm") == 1
+    assert command[-2:] == ["--threads", "1"]
+
+
+def test_a_compiled_single_file_is_measured_with_replay_alone() -> None:
+    (compiled,) = [peer for peer in PEERS if peer.name == SINGLE_FILE_COMPILED]
+    assert compiled.unable(WORKLOADS["W1"]) == "single-file-compiled is not measured with ppo"
+    for name, program in {"S1": "reference_twin_critics.py", "D1": "reference_dqn.py"}.items():
+        assert compiled.unable(WORKLOADS[name]) is None
+        command = compiled.command(WORKLOADS[name], (), Path(), seed=1)
+        assert Path(command[1]).name == program
+        assert "--compile" in command
+    assert compiled.versions.keys() >= {"torch"}
+
+
+@pytest.mark.parametrize("name", ["S1", "D1", "D2"])
+def test_programs_know_the_options_of_workloads_that_replay(name: str) -> None:
+    """Each option is one that the program's parser adds, so that no run fails after minutes."""
+    workload = WORKLOADS[name]
+    for peer in PEERS:
+        if peer.unable(workload) is None:
+            source = (REPOSITORY / "benchmarks" / peer.programs[workload.algorithm][0]).read_text()
+            words = [word for word in peer.inputs(workload, seed=1) if word.startswith("--")]
+            assert all(f'"{word}"' in source for word in words), (peer.name, words)
+
+
 def test_more_processes_are_tried_for_environments_that_wait() -> None:
     (factory,) = [peer for peer in PEERS if peer.name == SAMPLE_FACTORY]
     assert ("--workers", "16") in factory.settings(WORKLOADS["W4-16"])
@@ -92,7 +122,8 @@ def test_a_peer_without_the_environment_names_it() -> None:
     assert peers[SAMPLE_FACTORY].unable(WORKLOADS["R1"]) is None
     why = peers[SAMPLE_FACTORY].unable(WORKLOADS["W3"])
     assert why == "sample-factory is measured only on CartPole-v1, ALE/Pong-v5: its Gymnasium has no HalfCheetah-v5"
-    assert all(peer.unable(WORKLOADS["W3"]) is None for peer in PEERS if peer.name != SAMPLE_FACTORY)
+    others = [peer for peer in PEERS if "ppo" in peer.programs and peer.name != SAMPLE_FACTORY]
+    assert all(peer.unable(WORKLOADS["W3"]) is None for peer in others)
 
 
 def test_rlsrl_is_started_as_a_user_starts_it(tmp_path: Path) -> None:
@@ -106,8 +137,8 @@ def test_each_peer_and_each_set_of_pins_has_its_own_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    homes = {home_of(peer.name) for peer in PEERS}
-    assert len(homes) == len(PEERS)
+    homes = {home_of(peer.pins or peer.name) for peer in PEERS}
+    assert len(homes) == len([peer for peer in PEERS if not peer.pins])
     assert all(home.parent == tmp_path / "rlsrl" / "benchmarks" for home in homes)
     monkeypatch.setattr("peer_environments.REQUIREMENTS", tmp_path)
     (tmp_path / "single-file.txt").write_text("torch==1.0\n")
@@ -119,7 +150,7 @@ def test_environments_are_in_the_users_cache() -> None:
     assert cache_folder({"XDG_CACHE_HOME": ""}) == Path.home() / ".cache" / "rlsrl" / "benchmarks"
 
 
-@pytest.mark.parametrize("peer", [peer.name for peer in PEERS])
+@pytest.mark.parametrize("peer", [peer.name for peer in PEERS if not peer.pins])
 def test_pins_agree_with_this_environment(peer: str) -> None:
     def pins(path: Path) -> dict[str, str]:
         return dict(re.findall(r"(?m)^([A-Za-z0-9_.-]+)==(\S+)$", path.read_text()))

@@ -15,9 +15,10 @@ from typing import Any
 
 import learning
 import pytest
-from contestants import OUTPUT, RUN, ContestantFailed, Peer, Rlsrl
+from contestants import OUTPUT, RUN, ContestantFailed, Peer, Progress, Rlsrl
 from figures import RLSRL, SINGLE_FILE
-from learning import COMPARISONS, HINDERED, Comparison, Program, Runs, compare, make_runs, slow_trainer
+from hindrances import slow_trainer
+from learning import COMPARISONS, HINDERED, Comparison, Program, Runs, compare, control_of, make_runs, programs_of
 from workloads import WORKLOADS
 
 from rlsrl.testing.waiting import until
@@ -54,7 +55,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
         def program(name: str, steps: int) -> Program:
             text = STAND_IN.format(log=str(tmp_path / "log"), name=name, steps=steps)
             (path := tmp_path / f"{name}.py").write_text(text)
-            contestant = Peer(name=name, program=str(path), ways=((),), python=lambda name: Path(sys.executable))
+            contestant = Peer(
+                name=name, programs={"ppo": (str(path),)}, ways=((),), python=lambda name: Path(sys.executable)
+            )
             # Stand-ins have no pins, and so no versions.
             monkeypatch.setattr(Peer, "versions", {})
             return Program(name=name, contestant=contestant, workload=comparison.workload, at_once=2)
@@ -96,7 +99,34 @@ def test_with_a_goal_more_is_worse_and_without_one_less() -> None:
         "cartpole": "higher",
         "halfcheetah": "lower",
         "pong": "lower",
+        "cartpole-dqn": "higher",
+        "cartpole-dqn-slowed": "higher",
+        "cartpole-dqn-killed": "higher",
+        "pendulum-sac": "higher",
+        "pendulum-td3": "higher",
     }
+
+
+def test_with_evaluations_the_figure_is_the_first_that_reaches_the_goal() -> None:
+    comparison = COMPARISONS["cartpole-dqn"]
+    evaluations = [(1000.0, 20.0), (2000.0, 475.0), (3000.0, 100.0), (4000.0, 500.0)]
+    progress = Progress(points=[(1.0, 50_000.0)], return_means=[100.0], evaluations=evaluations)
+    assert comparison.figure(progress) == 2000.0
+    assert comparison.figure(replace(progress, evaluations=evaluations[:1])) == 50_000.0
+    assert "20 episodes without exploration, played every 1,000 env steps" in comparison.what
+
+
+def test_runs_that_were_judged_otherwise_are_made_again() -> None:
+    comparison = COMPARISONS["cartpole-dqn"]
+    (mine, _), (other, _) = programs_of(comparison), programs_of(replace(comparison, greedy_goal=450.0))
+    (slowed, _), (killed, _) = (programs_of(COMPARISONS[f"cartpole-dqn-{how}"]) for how in ("slowed", "killed"))
+    assert len({program.digest for program in (mine, other, slowed, killed)}) == 4
+
+
+def test_the_control_of_a_comparison_with_replay_makes_few_updates() -> None:
+    experiment = control_of(COMPARISONS["cartpole-dqn"]).workload.experiment()["spec"]
+    assert experiment["pacing"] == {"trainStepsPerEnvStep": pytest.approx(0.5 / 20)}
+    assert experiment["parameters"]["everySteps"] == 8, "of 128 env steps each"
 
 
 def test_a_control_that_passes_makes_the_check_worthless(tmp_path: Path, stage: Stage) -> None:
@@ -156,7 +186,8 @@ from contestants import Peer
 from learning import COMPARISONS, Program, Runs, make_runs
 from turns import ended_by_signals
 Peer.versions = {{}}
-contestant = Peer(name="x", program={str(script)!r}, ways=((),), python=lambda name: Path(sys.executable))
+programs = {{"ppo": ({str(script)!r},)}}
+contestant = Peer(name="x", programs=programs, ways=((),), python=lambda name: Path(sys.executable))
 comparison = COMPARISONS["cartpole"]
 program = Program(name="x", contestant=contestant, workload=comparison.workload, at_once=2)
 ended_by_signals()
@@ -179,7 +210,7 @@ make_runs(comparison, program, range(1, 9), Runs(Path({str(tmp_path / "runs.json
 
 
 def test_runs_with_other_settings_do_not_count(tmp_path: Path) -> None:
-    contestant = Peer(name=SINGLE_FILE, program="none.py", ways=((),))
+    contestant = Peer(name=SINGLE_FILE, programs={"ppo": ("none.py",)}, ways=((),))
     one = Program(name=SINGLE_FILE, contestant=contestant, workload=WORKLOADS["W1"], at_once=1)
     other = replace(one, workload=replace(WORKLOADS["W1"], epochs=5))
     path = tmp_path / "runs.json"
@@ -193,7 +224,8 @@ def test_runs_with_other_settings_do_not_count(tmp_path: Path) -> None:
 
 def test_a_setting_that_is_no_input_of_a_program_keeps_its_runs() -> None:
     more_actors = replace(WORKLOADS["W1"], actors=7)
-    for contestant, is_told in ((Peer(name=SINGLE_FILE, program="none.py", ways=((),)), False), (Rlsrl(), True)):
+    peer = Peer(name=SINGLE_FILE, programs={"ppo": ("none.py",)}, ways=((),))
+    for contestant, is_told in ((peer, False), (Rlsrl(), True)):
         one = Program(name=contestant.name, contestant=contestant, workload=WORKLOADS["W1"], at_once=1)
         assert (replace(one, workload=more_actors).digest != one.digest) is is_told
 
@@ -232,7 +264,7 @@ print({told!r})
 """
     )
     comparison = replace(COMPARISONS["cartpole"], workload=replace(WORKLOADS["W1"], total_steps=1024))
-    contestant = Peer(name="x", program=str(script), ways=((),), python=lambda name: Path(sys.executable))
+    contestant = Peer(name="x", programs={"ppo": (str(script),)}, ways=((),), python=lambda name: Path(sys.executable))
     program = Program(name="x", contestant=contestant, workload=comparison.workload, at_once=2, hindered=noted)
     runs = Runs(tmp_path / "runs.json")
     monkeypatch.setattr(Peer, "versions", {})

@@ -42,7 +42,8 @@ def refuse(name: str) -> None:
     raise PeerUnavailable(f"{name} does not install with Python 3.99: no wheel")
 
 
-PEER = Peer(name="one", program="one.py", ways=tuple(SPEEDS), python=lambda name: name)  # type: ignore[arg-type,return-value]
+PROGRAMS = {"ppo": ("one.py",)}
+PEER = Peer(name="one", programs=PROGRAMS, ways=tuple(SPEEDS), python=lambda name: name)  # type: ignore[arg-type,return-value]
 
 
 def test_the_fastest_setting_is_chosen() -> None:

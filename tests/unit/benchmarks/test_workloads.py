@@ -6,7 +6,9 @@ from pathlib import Path
 
 import bench
 import pytest
+import reference_dqn
 import reference_ppo
+import reference_twin_critics
 import torch
 import yaml
 from contestants import PEERS
@@ -15,7 +17,7 @@ from report import table
 from workloads import WORKLOADS, Workload
 
 from rlsrl.api.load import load_text
-from rlsrl.api.spec import RLExperiment
+from rlsrl.api.spec import DqnSpec, ReplaySettings, RLExperiment, SacSpec
 
 
 def told(workload: Workload) -> RLExperiment:
@@ -24,7 +26,8 @@ def told(workload: Workload) -> RLExperiment:
 
 
 def test_all_workloads_are_there_in_order() -> None:
-    assert list(WORKLOADS) == ["W1", "B1", "B1N", "W2", "B2", "W3", "W4-16", "W4-64", "R1", "RB1", "R2", "G2", "L"]
+    names = "W1 B1 B1N W2 B2 W3 W4-16 W4-64 R1 RB1 R2 G2 L S1 D1 D2"
+    assert list(WORKLOADS) == names.split()
     assert all(name == workload.name for name, workload in WORKLOADS.items())
 
 
@@ -53,7 +56,7 @@ def test_workloads_have_their_agreed_sizes(
     assert spec.pacing.max_policy_lag == 1
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", [name for name, workload in WORKLOADS.items() if workload.algorithm == "ppo"])
 def test_peers_get_the_same_inputs_as_rlsrl(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = WORKLOADS[name]
     (single,) = [peer for peer in PEERS if peer.name == SINGLE_FILE]
@@ -77,6 +80,42 @@ def test_peers_get_the_same_inputs_as_rlsrl(name: str, monkeypatch: pytest.Monke
     assert peer.device == spec.trainers.device
     assert spec.policy_workers is None or spec.policy_workers.device == peer.device
     assert peer.network == ("mlp" if spec.policy.network.cnn is None else "cnn")
+
+
+@pytest.mark.parametrize("name", [name for name, workload in WORKLOADS.items() if workload.algorithm != "ppo"])
+def test_peers_that_replay_get_the_same_inputs_as_rlsrl(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = WORKLOADS[name]
+    (single,) = [peer for peer in PEERS if peer.name == SINGLE_FILE]
+    monkeypatch.setattr("sys.argv", ["single.py", *single.inputs(workload, seed=7)])
+    reference = reference_dqn if workload.algorithm == "dqn" else reference_twin_critics
+    peer, spec = reference.arguments(), told(workload).spec
+    algorithm = spec.algorithm.chosen
+    assert isinstance(algorithm, ReplaySettings)
+    assert (peer.algorithm, peer.seed, peer.env_id) == (spec.algorithm.name, spec.seed, spec.environment.id)
+    assert (peer.num_envs, peer.num_steps) == (spec.actors.num_environments, spec.actors.rollout_length)
+    assert peer.updates_per_env_step == spec.pacing.train_steps_per_env_step
+    assert (peer.minibatch_size, peer.learning_rate) == (algorithm.minibatch_size, algorithm.learning_rate)
+    assert (peer.discount, peer.capacity, peer.start) == (
+        algorithm.discount,
+        algorithm.replay.capacity,
+        algorithm.replay.start,
+    )
+    assert algorithm.replay.n_step == 1
+    assert algorithm.replay.priorities is None
+    if (mlp := spec.policy.network.mlp) is not None:
+        assert mlp.hidden_sizes == (peer.hidden_size,) * 2
+    if isinstance(algorithm, DqnSpec):
+        assert peer.network == ("mlp" if spec.policy.network.cnn is None else "cnn")
+        assert (peer.target_period, peer.max_gradient_norm) == (algorithm.target_period, algorithm.max_gradient_norm)
+        (schedule,) = algorithm.schedules.values()
+        assert (algorithm.epsilon, schedule.to, schedule.env_steps) == (1.0, peer.last_epsilon, peer.epsilon_steps)
+        assert algorithm.double
+    if isinstance(algorithm, SacSpec):
+        assert peer.critic_learning_rate == algorithm.critic_learning_rate
+        assert algorithm.critic.hidden_sizes == (peer.hidden_size,) * 2
+        assert (peer.tau, peer.temperature) == (algorithm.tau, algorithm.temperature)
+        assert algorithm.max_gradient_norm == 1_000_000, "no limit, as in the single file"
+    assert peer.report
 
 
 def test_remote_workloads_only_add_a_policy_worker() -> None:

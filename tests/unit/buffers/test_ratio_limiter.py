@@ -180,8 +180,8 @@ class BoundedMachine(RatioMachine):
     @invariant()
     def gathering_is_ahead_by_the_bound_at_most(self) -> None:
         started_with = self.ratio * self.steps * self.widest  # of the slot with which the start was reached
-        # At the end of the run the last slot may have more lanes than are granted.
-        last_slot = self.ratio * self.steps * (self.widest - 1) if self.limiter.is_complete else 0.0
+        # Where the end of the run is known, its last slot may have more lanes than are granted.
+        last_slot = 0.0 if self.steps_left is None else self.ratio * self.steps * (self.widest - 1)
         assert self.limiter.debt <= max(self.bound, started_with) + last_slot + EPSILON * max(1.0, self.due)
 
 

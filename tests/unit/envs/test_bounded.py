@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -93,6 +93,14 @@ def test_shape_and_dtype_are_those_of_the_environment() -> None:
     bounded.step(np.array([[1.0, -0.5]], np.float32))
     assert env.taken[0].dtype == np.float64
     assert env.taken[0].tolist() == [[3.0, 1.5]]
+
+
+def test_a_box_of_integers_is_refused_as_with_other_algorithms() -> None:
+    ends = {"low": np.zeros(3, np.uint8), "high": np.full(3, 255, np.uint8), "dtype": np.uint8}
+    for vectors in ("gaussian", "squashed"):
+        source = EnvironmentSource(factory=f"{__name__}:make", kwargs=ends, vector_actions=cast("Any", vectors))
+        with pytest.raises(ConfigurationError, match=r"action is a Box, .*uint8.*; allowed are .*Box of a float dtype"):
+            environment_spec(source)
 
 
 def test_rounding_stays_within_the_bounds() -> None:

@@ -44,6 +44,9 @@ WELL: dict[str, str | None] = {
     f"rlsrl_checkpoints_failed_total{{{EXPERIMENT}}}": "0x180",
     f"rlsrl_durable_version_timestamp_seconds{{{EXPERIMENT}}}": "0+60x180",
     f"rlsrl_checkpoint_period_seconds{{{EXPERIMENT}}}": "10x180",
+    f"rlsrl_train_steps_behind{{{EXPERIMENT}}}": "400x180",
+    f"rlsrl_train_steps_behind_limit{{{EXPERIMENT}}}": "500x180",
+    f"rlsrl_replay_transitions{{{EXPERIMENT}}}": "0+6000x16 100000x163",
     'rlsrl_operator_failing_experiments{namespace="rlsrl-system",pod="o"}': "0x180",
     'rlsrl_operator_oldest_key_seconds{namespace="rlsrl-system",pod="o"}': "0.2x180",
 }
@@ -99,6 +102,8 @@ SILENT: dict[str, Series] = {
     },
     "a run stands still for three minutes": {STALLED: "0x60 60+60x2 0x117"},
     "the server of the environments starts again": {series("rlsrl_environment_server_waits"): "0x60 8x3 0x117"},
+    "training catches up after a rollback": {series("rlsrl_train_steps_behind"): "400x60 4000-150x20 400x99"},
+    "a trainer begins again with its store": {series("rlsrl_replay_transitions"): "90000x60 _x2 90000x117"},
     "a few minibatches are skipped": {SKIPPED: "0x60 30x120"},
     "versions are meant to be rare": {
         series("rlsrl_checkpoint_period_seconds"): "3600x180",
@@ -126,6 +131,8 @@ FIRING: dict[str, Sequence[Series]] = {
     "RlsrlCheckpointLate": [{series("rlsrl_durable_version_timestamp_seconds"): "0+60x150 9000x30"}],
     "RlsrlMinibatchesSkipped": [{SKIPPED: "0x170 0+300x10"}],
     "RlsrlSamplesLost": [{LOST: "0x160 0+2000x20"}],
+    "RlsrlTrainingBehindGathering": [{series("rlsrl_train_steps_behind"): "400x140 4000x40"}],
+    "RlsrlReplayStoreLost": [{series("rlsrl_replay_transitions"): "90000x170 0+1000x10"}],
     "RlsrlPolicyLagExceeded": [{series("rlsrl_policy_lag_exceeded_total"): "0x170 1x10"}],
     "RlsrlOperatorAbsent": [{OPERATOR: "1x150 0x30"}, {OPERATOR: "1x150"}],
     "RlsrlReconcileFailing": [{series("rlsrl_operator_failing_experiments"): "0x160 1x20"}],

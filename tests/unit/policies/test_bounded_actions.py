@@ -17,7 +17,7 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.build import build_network
 from rlsrl.policies.cnn import NatureCnnPolicy
-from rlsrl.policies.distributions import squashed_sample
+from rlsrl.policies.distributions import log_prob_and_entropy_for, log_prob_for, squashed_sample
 from rlsrl.policies.exploration import DEVIATION, UNIFORM, UNIFORM_LOG_STD, make_uniform
 from rlsrl.policies.export import check_export
 from rlsrl.policies.exported import MASKED_LOGIT, ExportedActor
@@ -25,10 +25,12 @@ from rlsrl.policies.networks import MlpPolicy
 from rlsrl.policies.numpy_policy import NumpyPolicy
 from rlsrl.policies.sampling import Sampler, sampler_for
 from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.rollouts import (
     bounded_env_spec,
     discrete_action,
     discrete_env_spec,
+    joint_action,
     masked_env_spec,
     pixels_env_spec,
 )
@@ -138,6 +140,14 @@ def test_torch_draws_and_values_squashed_vectors_as_actors_do() -> None:
     np.testing.assert_allclose(log_prob.numpy(), out, rtol=1e-2, atol=1e-2)
 
 
+@EACH_KIND
+def test_what_was_done_has_no_log_probability_in_torch(vectors: VectorActions) -> None:
+    action = bounded_env_spec(vectors).action
+    for function in (log_prob_for, log_prob_and_entropy_for):
+        with pytest.raises(ConfigurationError, match=f"the log-probability of {vectors} actions does not follow"):
+            function(action)
+
+
 def test_densities_in_torch_are_those_of_its_own_distributions() -> None:
     parameters = 0.5 * torch.randn(7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     noise = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -225,10 +235,29 @@ def test_uniform_actions_are_said_by_the_answer_itself(vectors: VectorActions) -
         assert (answer[:, 2:] < 10).all()
 
 
+@EACH_KIND
+def test_the_greedy_action_is_that_of_the_mean_while_others_are_uniform(vectors: VectorActions) -> None:
+    draws = sampler(vectors, 3, 2, greedy=True)
+    draws.parameters[:, 2:] = UNIFORM_LOG_STD
+    actions = drawn(draws)
+    wanted = np.tanh(MEAN) if vectors == "squashed" else MEAN
+    np.testing.assert_allclose(actions, np.broadcast_to(wanted, actions.shape), rtol=1e-6)
+
+
+def test_choices_and_flags_stay_the_most_probable_ones() -> None:
+    parameters = np.array([[-3.0, 2.0], [1.0, -1.0], [0.5, 0.5], [4.0, -4.0], [-0.1, 0.0]], np.float32)
+    parts = joint_action(("categorical", 3), ("bernoulli", 2)).parts
+    before = parameters.copy()
+    make_uniform(parameters, parts)
+    assert np.abs(parameters).max() < 1e-4
+    np.testing.assert_array_equal(parameters[:3].argmax(axis=0), before[:3].argmax(axis=0))
+    np.testing.assert_array_equal(np.sign(parameters[3:]), np.sign(before[3:]))
+
+
 def test_legal_choices_are_equally_probable() -> None:
     statistics = {UNIFORM: np.array(1.0, np.float32)}
     for answer in answers(policies_of(discrete_env_spec(), statistics), REQUEST):
-        assert not answer.any()
+        assert np.abs(answer).max() < 1e-4
     env_spec, rng = masked_env_spec(), np.random.default_rng(0)
     mask_path = env_spec.action.mask
     assert mask_path is not None
@@ -238,7 +267,7 @@ def test_legal_choices_are_equally_probable() -> None:
         for path, spec in env_spec.observation.items()
     }
     for answer in answers(policies_of(env_spec, statistics), RolloutRequest(observation=observation)):
-        np.testing.assert_array_equal(answer, np.where(mask, np.float32(0.0), np.float32(MASKED_LOGIT)))
+        np.testing.assert_allclose(answer, np.where(mask, 0.0, MASKED_LOGIT), atol=1e-4)
 
 
 def test_a_gaussian_without_bounds_stays_as_it_is() -> None:

@@ -103,6 +103,8 @@ def _problems(spec: AlgorithmSpec, policy: TorchPolicy, slots: Arrays) -> Iterat
         where = "loss" if name == POLICY else f"loss of the group {name!r}"
         whole, metrics = minibatch.gradient(name, group)
         names += metrics
+        if ERRORS in metrics and group.every != 1:
+            yield f"{where}: it has {ERRORS!r} among its metrics, and the group is not updated with every minibatch"
         if any(not torch.equal(params[each], before[each]) for each in params):
             yield f"{where}: it changes the parameters"
         if not bool(torch.isfinite(whole).all()):

@@ -24,6 +24,9 @@ INTERFACE = 1
 """The version of the interface: of this module, ``base``, ``rows``, ``returns`` and ``rlsrl.policies.distributions``.
 It rises with every change that an algorithm has to follow."""
 
+MOST_EVERY = 1000
+"""Most minibatches from one update of a group to the next."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setup:
@@ -120,9 +123,10 @@ def _check_groups(algorithm: CustomAlgorithm, named: str) -> None:
     first = next(iter(groups))
     for name, group in groups.items():
         where = f"{named}: the parameter group {name!r}"
-        if group.every < 1 or (name == first and group.every != 1):
+        if not 1 <= group.every <= MOST_EVERY or (name == first and group.every != 1):
             raise ConfigurationError(
-                f"{where} has {group.every} in 'every'; the first group has 1, others a number of minibatches from 1"
+                f"{where} has {group.every} in 'every'; the first group has 1, others a number of minibatches from 1 "
+                f"to {MOST_EVERY}"
             )
         if group.learning_rate not in rates:
             raise ConfigurationError(

@@ -114,7 +114,7 @@ class Learner:
         self._reduce = reduce
         updates = group_updates(algorithm, groups, optimizer)
         self._steps = ParallelSteps(updates, self._params) if parallel else LocalSteps(updates)
-        self._due = due_groups(updates)
+        self._updates = updates
         self._optimizers = {update.name: update.optimizer for update in updates}
         self._evaluate = evaluated_in_parts(algorithm.evaluate)
         self._minibatch_step: MinibatchStep | None = None
@@ -157,8 +157,8 @@ class Learner:
             self._minibatch_step = self._steps.eager()
         outcomes = []
         for inputs in self._inputs(batch, schedule, settings):
-            *outcome, self._state = self._minibatch_step(inputs, self._due[self._minibatches % len(self._due)])
             self._minibatches += 1
+            *outcome, self._state = self._minibatch_step(inputs, due_groups(self._updates, self._minibatches))
             outcomes.append(outcome)
         self._step += 1
         gathered = batch.num_transitions if env_steps is None else env_steps
@@ -353,11 +353,13 @@ def _errors(
     batch: Batch, schedule: Tensors, metrics: Sequence[Tensors], taken: NDArray[np.bool_]
 ) -> NDArray[np.float32] | None:
     """Return ``StepResult.errors``."""
-    if ERRORS not in metrics[0]:
+    if not any(ERRORS in each for each in metrics):
         return None
     errors = np.full(len(next(iter(batch.rows.values()))), np.nan, np.float32)
-    found = to_host(torch.stack([each[ERRORS] for each in metrics]))
-    errors[to_host(schedule[INDEX])[taken].reshape(-1)] = found[taken].reshape(-1)
+    known = taken & np.array([ERRORS in each for each in metrics])
+    if known.any():
+        found = to_host(torch.stack([each[ERRORS] for each in compress(metrics, known)]))
+        errors[to_host(schedule[INDEX])[known].reshape(-1)] = found.reshape(-1)
     return errors
 
 

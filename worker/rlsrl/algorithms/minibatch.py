@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, combinations
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -103,7 +104,7 @@ class LocalSteps(Steps):
         with compiling():
             first, *others = microbatches(example.rows, example.minibatch)
             if not others:
-                graph = _graph_of(step, device, due_groups(self._updates))
+                graph = _graph_of(step, device, all_due(self._updates))
             else:
                 # Two threads call it at once. They may: compiled code does not change the network (PureNetwork).
                 of_microbatches: list[Gradients] = [compiled(gradients, device) for gradients, _ in parts]
@@ -115,7 +116,7 @@ class LocalSteps(Steps):
                     (MicrobatchGradients(gradients), compiled(update, device))
                     for gradients, (_, update) in zip(of_microbatches, parts, strict=True)
                 ])  # fmt: skip
-            for due in due_groups(self._updates):
+            for due in all_due(self._updates):
                 graph(example, due)
         compiled_form = _form(example)
         return lambda: lambda inputs, due: (graph if _form(inputs) == compiled_form else step)(inputs, due)
@@ -216,10 +217,19 @@ def group_updates(algorithm: Algorithm, groups: Mapping[str, ParameterGroup], de
     ]
 
 
-def due_groups(updates: Sequence[GroupUpdate]) -> list[Due]:
-    """Return which groups are due with the first minibatch, the second and so on, until it begins again."""
-    period = math.lcm(*(update.every for update in updates))
-    return [tuple(update.name for update in updates if number % update.every == 0) for number in range(1, period + 1)]
+def due_groups(updates: Sequence[GroupUpdate], number: int) -> Due:
+    """Return which groups are due with the minibatch of that number, from 1."""
+    return tuple(update.name for update in updates if number % update.every == 0)
+
+
+def all_due(updates: Sequence[GroupUpdate]) -> list[Due]:
+    """Return each way in which groups are due.
+
+    With a minibatch those periods end that divide its number, which are those that divide their least common multiple.
+    """
+    periods = sorted({update.every for update in updates})
+    chosen = chain.from_iterable(combinations(periods, number) for number in range(len(periods) + 1))
+    return list(dict.fromkeys(due_groups(updates, math.lcm(*each)) for each in chosen))
 
 
 def _device(inputs: Inputs) -> torch.device:
@@ -232,14 +242,14 @@ def _form(inputs: Inputs) -> list[Any]:
     return form([], [inputs.params, *adam, inputs.state, inputs.rows, inputs.minibatch])
 
 
-def _graph_of(step: MinibatchStep, device: torch.device, all_due: Sequence[Due]) -> MinibatchStep:
+def _graph_of(step: MinibatchStep, device: torch.device, ways: Sequence[Due]) -> MinibatchStep:
     """Return the step compiled into a graph for each way in which groups are due."""
 
     def with_due(due: Due) -> Callable[[Inputs], MinibatchOutcome]:
         graph: Callable[[Inputs], MinibatchOutcome] = compiled(lambda inputs: step(inputs, due), device)
         return graph
 
-    graphs = {due: with_due(due) for due in all_due}
+    graphs = {due: with_due(due) for due in ways}
     return lambda inputs, due: graphs[due](inputs)
 
 

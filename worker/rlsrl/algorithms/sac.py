@@ -31,10 +31,10 @@ TEMPERATURE = "temperature"
 """The group of the logarithm of the temperature, and its metric."""
 TARGET = "target"
 """The part of the state that has the parameters of the target critics."""
-ROW_ENTROPY = "row_entropy"
-"""The policy's entropy in each row, from its own loss for the temperature's."""
+SURPLUS = "entropy_surplus"
+"""By how much the policy's entropy exceeds the target in each row, from its own loss for the temperature's."""
 DISCRETE_ENTROPY_SHARE = 0.98
-"""The default of ``targetEntropy``, as a share of the largest entropy (Christodoulou, section 5.1)."""
+"""The default of ``targetEntropy``, as a share of the largest entropy of legal actions (Christodoulou, section 5.1)."""
 
 
 def build(settings: SacSpec, policy: TorchPolicy, num_ranks: int, end: int | None) -> Sac:
@@ -62,9 +62,6 @@ class Sac(TwinCriticAlgorithm):
         super().__init__(policy, settings, num_ranks=num_ranks, schedules=schedules)
         self._spec = settings
         self._is_discrete = self._action.kind == "discrete"
-        number = self._action.num_outputs
-        default = DISCRETE_ENTROPY_SHARE * math.log(number) if self._is_discrete else -float(number)
-        self._target_entropy = default if settings.target_entropy is None else settings.target_entropy
 
     @property
     @override
@@ -104,17 +101,26 @@ class Sac(TwinCriticAlgorithm):
             action, log_prob = squashed_sample(parameters, minibatch[NOISE])
             value, entropy = self._values(params[CRITICS], minibatch, action).amin(dim=0), -log_prob
         loss = torch.dot(-value - self._temperature(params) * entropy, minibatch[WEIGHT])
-        metrics = {"policy_loss": loss, "entropy": torch.dot(entropy, minibatch[WEIGHT]), ROW_ENTROPY: entropy}
+        surplus = entropy - self._target_entropy(parameters)
+        metrics = {"policy_loss": loss, "entropy": torch.dot(entropy, minibatch[WEIGHT]), SURPLUS: surplus}
         return loss, {name: tensor.detach() for name, tensor in metrics.items()}
 
     def temperature_loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         """Return the temperature's loss, by the entropies of the policy's loss (Haarnoja et al., equation 18)."""
         del state
         temperature = params[TEMPERATURE].exp().squeeze(0)
-        surplus = minibatch[ROW_ENTROPY] - self._target_entropy
-        loss = temperature * torch.dot(surplus, minibatch[WEIGHT])
+        loss = temperature * torch.dot(minibatch[SURPLUS], minibatch[WEIGHT])
         # Its weights add up to 1 over all ranks, so that the shares of the temperature do, too.
         return loss, {TEMPERATURE: temperature.detach() * minibatch[WEIGHT].sum()}
+
+    def _target_entropy(self, parameters: Tensor) -> Tensor | float:
+        """Return the entropy that the temperature aims at, by the policy's head: [] or [N]."""
+        if self._spec.target_entropy is not None:
+            return self._spec.target_entropy
+        if not self._is_discrete:
+            return -float(self._action.num_outputs)
+        num_legal = (parameters > MASKED_LOGIT).sum(dim=-1).clamp(min=1)
+        return DISCRETE_ENTROPY_SHARE * torch.log(num_legal.to(parameters.dtype))
 
     def _temperature(self, params: Tensors) -> Tensor | float:
         return params[TEMPERATURE].exp().squeeze(0) if self._spec.learn_temperature else self._spec.temperature

@@ -24,11 +24,12 @@ from rlsrl.algorithms.rows import IMPORTANCE_EXPONENT, corrected_weights, drawn_
 from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
 from rlsrl.api.spec import TwinCriticSettings
 from rlsrl.buffers.replay.rows import NEXT
-from rlsrl.data.specs import Arrays
+from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.policies.critics import ACTION, CRITICS, TwinCritics
 from rlsrl.policies.exploration import UNIFORM
 from rlsrl.policies.functional import PureNetwork
 from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.runtime.errors import ConfigurationError
 
 CRITIC_LEARNING_RATE = "critic_learning_rate"
 NOISE, NEXT_NOISE = "noise", "next_noise"
@@ -43,6 +44,16 @@ def coefficients(settings: TwinCriticSettings, end: int | None) -> dict[str, Sch
     }
 
 
+def _check_vectors(env_spec: EnvSpec) -> None:
+    """Refuse images: dense critics would see millions of weights and values up to 255."""
+    for path, spec in env_spec.observation.items():
+        if spec.dtype == "uint8" and len(spec.shape) > 1:
+            raise ConfigurationError(
+                f"the critics consist of dense layers, and {path} is an image, uint8{list(spec.shape)}; images need "
+                "algorithm.ppo, vtrace, pqn or dqn, or an algorithm of your own"
+            )
+
+
 class TwinCriticAlgorithm(Algorithm):
     """Trains a policy on the smaller value of two critics (Fujimoto et al. 2018, "Addressing function approximation
     error in actor-critic methods")."""
@@ -55,7 +66,12 @@ class TwinCriticAlgorithm(Algorithm):
         num_ranks: int,
         schedules: Mapping[str, Scheduled],
     ) -> None:
-        """Train the network of ``policy``, whose own weights are not used."""
+        """Train the network of ``policy``, whose own weights are not used.
+
+        Raises:
+            ConfigurationError: an observation is an image.
+        """
+        _check_vectors(policy.env_spec.unmasked)
         self._policy = policy.pure
         self._device = policy.device
         self._observation = tuple(policy.env_spec.observation)

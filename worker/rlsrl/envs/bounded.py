@@ -61,6 +61,11 @@ class BoundedVectorActions(VectorActionWrapper[Any, Any, Any, Any]):
         return self._scale(actions)
 
 
+def are_vectors(space: gymnasium.Space[Any]) -> bool:
+    """Return whether the actions of a space are vectors of floats."""
+    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+
+
 def _scaled(env: object, space: gymnasium.Space[Any]) -> tuple[spaces.Box, Scale]:
     """Return the Box within [-1, 1] that takes the place of ``space``, and the function from its actions to those of
     ``space``."""

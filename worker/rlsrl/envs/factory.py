@@ -138,9 +138,8 @@ def make_in_bulk(source: EnvironmentSource, num_envs: int) -> gymnasium.vector.V
         ConfigurationError: as ``make_environment``.
     """
     import gymnasium
-    from gymnasium.spaces import Box
 
-    from rlsrl.envs.bounded import BoundedVectorActions
+    from rlsrl.envs.bounded import BoundedVectorActions, are_vectors
 
     def make(name: str) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
         if gymnasium.spec(name).vector_entry_point is None:
@@ -148,7 +147,7 @@ def make_in_bulk(source: EnvironmentSource, num_envs: int) -> gymnasium.vector.V
         return gymnasium.make_vec(name, num_envs, vectorization_mode="vector_entry_point", **source.arguments)
 
     envs = _registered(source, make)
-    if envs is None or source.vector_actions == "gaussian" or not isinstance(envs.single_action_space, Box):
+    if envs is None or source.vector_actions == "gaussian" or not are_vectors(envs.single_action_space):
         return envs
     try:
         return BoundedVectorActions(envs, source.vector_actions)
@@ -268,10 +267,9 @@ def _check_arguments(source: EnvironmentSource, factory: Callable[..., Any]) -> 
 
 def _wrapped(env: gymnasium.Env[Any, Any], source: EnvironmentSource) -> gymnasium.Env[Any, Any]:
     """Return the environment in the wrappers of its source, applied from the inside out."""
-    from gymnasium.spaces import Box
     from gymnasium.wrappers import FrameStackObservation, TimeLimit
 
-    from rlsrl.envs.bounded import BoundedActions
+    from rlsrl.envs.bounded import BoundedActions, are_vectors
     from rlsrl.envs.wrappers import ActionMask, EpisodicLife
 
     if source.atari is not None:
@@ -284,7 +282,7 @@ def _wrapped(env: gymnasium.Env[Any, Any], source: EnvironmentSource) -> gymnasi
         env = FrameStackObservation(env, source.frame_stack)
     if source.action_mask is not None:
         env = ActionMask(env, source.action_mask)
-    if source.vector_actions != "gaussian" and isinstance(env.action_space, Box):
+    if source.vector_actions != "gaussian" and are_vectors(env.action_space):
         env = BoundedActions(env, source.vector_actions)
     return env
 

@@ -15,6 +15,7 @@ from torch.nn.functional import logsigmoid, softplus
 
 from rlsrl.data.specs import ActionPart, ActionSpec, PartKind
 from rlsrl.policies.exported import LOG_STD_RANGE
+from rlsrl.runtime.errors import ConfigurationError
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 LOG_TWO = math.log(2.0)
@@ -97,8 +98,21 @@ LOG_PROBS_AND_ENTROPIES: Mapping[PartKind, LogProbAndEntropy] = {
 """Functions that compute both by kind of part."""
 
 
+def _check_has_density(action: ActionSpec) -> None:
+    if (kind := action.parts[0].kind) not in LOG_PROBS:
+        raise ConfigurationError(
+            f"the log-probability of {kind} actions does not follow from the actions: at a bound it is not known "
+            "(rlsrl.policies.distributions.squashed_sample draws squashed ones with theirs)"
+        )
+
+
 def log_prob_for(action: ActionSpec) -> LogProb:
-    """Return the log-probability function of such actions' distribution."""
+    """Return the log-probability function of such actions' distribution.
+
+    Raises:
+        ConfigurationError: they are vectors within bounds.
+    """
+    _check_has_density(action)
     if action.kind != "joint":
         return LOG_PROBS[action.parts[0].kind]
 
@@ -110,7 +124,12 @@ def log_prob_for(action: ActionSpec) -> LogProb:
 
 
 def log_prob_and_entropy_for(action: ActionSpec) -> LogProbAndEntropy:
-    """Return the function that computes both for such actions' distribution."""
+    """Return the function that computes both for such actions' distribution.
+
+    Raises:
+        ConfigurationError: they are vectors within bounds.
+    """
+    _check_has_density(action)
     if action.kind != "joint":
         return LOG_PROBS_AND_ENTROPIES[action.parts[0].kind]
 
@@ -147,10 +166,13 @@ def policy_head(action: ActionSpec, outputs: Tensor, log_std: Tensor | None) -> 
     """
     if action.kind == "continuous" and action.vectors == "clipped":
         return torch.tanh(outputs)
-    return outputs if log_std is None else _with_deviations(action.parts, outputs, log_std)
+    return with_deviations(action.parts, outputs, log_std)
 
 
-def _with_deviations(parts: tuple[ActionPart, ...], outputs: Tensor, log_std: Tensor) -> Tensor:
+def with_deviations(parts: tuple[ActionPart, ...], outputs: Tensor, log_std: Tensor | None) -> Tensor:
+    """Return the distribution parameters [N, A] of ``outputs`` [N, num_outputs] with ``constant_deviations``."""
+    if log_std is None:
+        return outputs
     of_parts = torch.split(outputs, [part.num_outputs for part in parts], dim=-1)
     deviations = torch.split(log_std, [part.num_deviations for part in parts])
     columns: list[Tensor] = []

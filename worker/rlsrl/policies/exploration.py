@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsrl.data.specs import ActionPart, Arrays
+from rlsrl.policies.epsilon_greedy import GREEDY_MARGIN
 from rlsrl.policies.exported import MASKED_LOGIT, SMALLEST
 
 Floats = NDArray[np.float32]
@@ -37,11 +38,18 @@ def log_deviation_of(statistics: Arrays) -> np.float32:
 
 def make_uniform(parameters: Floats, parts: Sequence[ActionPart]) -> None:
     """Change the distribution parameters, [A, N], of an action with those parts in place: all actions are equally
-    probable. Illegal choices stay so. A ``gaussian`` part, which has no bounds, stays as it is."""
+    probable. Illegal choices stay so. A ``gaussian`` part, which has no bounds, stays as it is.
+
+    The most probable action, which evaluations take, stays the one that it was.
+    """
     places = pairwise(accumulate((part.num_parameters for part in parts), initial=0))
     for part, (begin, end) in zip(parts, places, strict=True):
         of_part = parameters[begin:end]
-        if not part.is_vector:
+        if part.kind == "categorical":
+            best = of_part.argmax(axis=0)
             of_part[of_part != MASKED_LOGIT] = 0.0
+            of_part[best, np.arange(of_part.shape[1])] += GREEDY_MARGIN
+        elif part.kind == "bernoulli":
+            np.multiply(np.sign(of_part), GREEDY_MARGIN, out=of_part)
         elif part.kind != "gaussian":
             of_part[part.num_outputs :] = UNIFORM_LOG_STD

@@ -197,10 +197,12 @@ class BoundedSampler(GaussianSampler):
     def choose(self, step: int, out: NDArray[Any]) -> None:
         """Write the actions, which the environment's wrapper scales to its bounds."""
         mean, log_std, noise = self._steps[step]
-        if log_std[0, 0] >= UNIFORM_LOG_STD:
-            self._write_uniform(noise, out)
-        else:
+        if log_std[0, 0] < UNIFORM_LOG_STD:
             self._write(mean, log_std, noise, out)
+        elif noise.any():
+            self._write_uniform(noise, out)
+        else:  # greedy: the most probable action is that of the mean, whatever is still drawn at random
+            self._write(mean, noise, noise, out)
 
     @abstractmethod
     def _write(self, mean: Floats, log_std: Floats, noise: Floats, out: NDArray[Any]) -> None:

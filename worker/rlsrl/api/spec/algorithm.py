@@ -326,13 +326,14 @@ class TwinCriticSettings(ReplaySettings):
     """The settings of algorithms that train a policy on the smaller value of two critics."""
 
     learning_rate: Annotated[float, Field(gt=0, le=1), LIVE] = 3e-4
-    """Step size of the policy's optimizer."""
+    """Step size of the policy's optimizer, and of the temperature's if there is one."""
     max_gradient_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 1_000_000
-    """Longer gradients are scaled down to this Euclidean norm, those of the policy and of the critics separately."""
+    """Longer gradients are scaled down to this Euclidean norm: those of the policy, of the critics and of a temperature
+    each by itself."""
     adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the optimizer's denominator."""
-    critic: CriticSpec = CriticSpec()
-    """The network of each of the two critics. They stay with the trainers."""
+    critic: Annotated[CriticSpec, REFUSE] = CriticSpec()
+    """The network of each of the two critics. They stay with the trainers. For vectors, not for images."""
     critic_learning_rate: Annotated[float, Field(gt=0, le=1), LIVE] = 3e-4
     """Step size of the critics' optimizer."""
     critic_learning_rate_schedule: Annotated[ScheduleSpec, LIVE] | None = None
@@ -351,17 +352,18 @@ class SacSpec(TwinCriticSettings):
     learns: the temperature.
 
     For vectors of floats within finite bounds, drawn as the tanh of a Gaussian whose deviation depends on the
-    observation; and for discrete actions (Christodoulou 2019). Actions are uniform until training begins.
+    observation; and for discrete actions (Christodoulou 2019). Actions of the first ``replay.start`` env steps are
+    uniform.
     ``pacing.trainStepsPerEnvStep`` says how often it trains.
     """
 
-    temperature: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    temperature: Annotated[float, Field(gt=0, le=1_000_000), REFUSE] = 1.0
     """Weight of the entropy (alpha): the first one, or with ``learnTemperature: false`` that of the whole run."""
-    learn_temperature: bool = True
+    learn_temperature: Annotated[bool, REFUSE] = True
     """Whether the temperature is learned, so that the policy's entropy approaches ``targetEntropy``."""
     target_entropy: Annotated[float, Field(ge=-1_000_000, le=1_000_000)] | None = None
     """Entropy that the learned temperature aims at. By default minus the number of floats of an action; for discrete
-    actions 98 % of the largest entropy."""
+    actions 98 % of the largest entropy, which is that of the legal ones."""
 
     @property
     @override
@@ -372,11 +374,11 @@ class SacSpec(TwinCriticSettings):
 class Td3Spec(TwinCriticSettings):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018).
 
-    For vectors of floats within finite bounds: the policy gives one action, to which actors add noise. Actions are
-    uniform until training begins. ``pacing.trainStepsPerEnvStep`` says how often it trains.
+    For vectors of floats within finite bounds: the policy gives one action, to which actors add noise. Actions of the
+    first ``replay.start`` env steps are uniform. ``pacing.trainStepsPerEnvStep`` says how often it trains.
     """
 
-    policy_period: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] = 2
+    policy_period: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 2
     """Minibatches from one update of the policy and the target networks to the next."""
     exploration_deviation: Annotated[float, Field(ge=0, le=1), LIVE] = 0.1
     """Standard deviation of the actors' noise; actions are within [-1, 1] before they are scaled to the bounds."""

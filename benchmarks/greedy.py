@@ -1,0 +1,70 @@
+"""Play the stored versions of a run of rlsrl without exploration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import environments
+import gymnasium
+import numpy as np
+
+from rlsrl.api.role_configs import POLICY_NAME
+from rlsrl.data.inference import RolloutRequest
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.exported import ExportedActor
+from rlsrl.policies.numpy_policy import NumpyPolicy
+from rlsrl.workers.build.common import exported_actor
+from rlsrl.workers.build.run_database import open_run_database
+
+SEEDS_APART = 1_000_000
+"""Difference of the first episodes' seeds of two runs with successive seeds, as in the peers' programs."""
+
+
+def played_versions(run: Path, env_id: str, *, episodes: int, seed: int) -> list[tuple[float, float]]:
+    """Return (env steps, mean return of so many episodes) of each stored version, oldest first.
+
+    ``seed`` is that of the run: the episodes of its versions begin alike, those of other runs differently.
+    """
+    database, played = open_run_database(run), []
+    for info in database.versions(POLICY_NAME):
+        actor, parameters = exported_actor(info.metadata), database.get(POLICY_NAME, info.version)
+        assert actor is not None, "dense layers have an exported form"
+        assert parameters is not None, "stored"
+        found = mean_return(actor, parameters, env_id, episodes=episodes, seed=SEEDS_APART * seed)
+        played.append((float(info.metadata["env_steps"]), found))
+    return sorted(played)
+
+
+def mean_return(actor: ExportedActor, parameters: Parameters, env_id: str, *, episodes: int, seed: int = 0) -> float:
+    """Return the mean return of that many episodes, side by side, with the most probable actions.
+
+    The environments are seeded with ``seed`` and the numbers after it.
+    """
+    policy = NumpyPolicy(actor)
+    policy.load(parameters)
+    envs = [environments.make(env_id) for _ in range(episodes)]
+    returns, running = np.zeros(episodes), [*range(episodes)]
+    observations = [env.reset(seed=seed + number)[0] for number, env in enumerate(envs)]
+    while running:
+        seen = np.stack([observations[number] for number in running]).astype(np.float32)
+        (answer,) = policy.predict([RolloutRequest(observation={"observation": seen})])
+        for number, action in zip(list(running), _actions(actor, answer.distribution, envs[0]), strict=True):
+            observations[number], reward, terminated, truncated, _ = envs[number].step(action)
+            returns[number] += float(reward)
+            if terminated or truncated:
+                running.remove(number)
+    for env in envs:
+        env.close()
+    return float(returns.mean())
+
+
+def _actions(actor: ExportedActor, distribution: np.ndarray, env: gymnasium.Env[Any, Any]) -> list[Any]:
+    """Return the most probable action of each lane, as the environment takes it."""
+    (part,) = actor.head.parts
+    if part.kind == "categorical":
+        return [*distribution.argmax(axis=1)]
+    mean = distribution[:, : part.num_outputs]
+    within = np.tanh(mean) if part.kind == "squashed" else mean
+    space = cast("gymnasium.spaces.Box", env.action_space)
+    return [*(space.low + (within + 1.0) / 2.0 * (space.high - space.low))]
