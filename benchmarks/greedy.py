@@ -11,7 +11,8 @@ import numpy as np
 
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.data.inference import RolloutRequest
-from rlsrl.parameters.protocols import Parameters
+from rlsrl.parameters.database import BlobParameterDB
+from rlsrl.parameters.protocols import Parameters, VersionInfo
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.numpy_policy import NumpyPolicy
 from rlsrl.workers.build.common import exported_actor
@@ -28,12 +29,24 @@ def played_versions(run: Path, env_id: str, *, episodes: int, seed: int) -> list
     """
     database, played = open_run_database(run), []
     for info in database.versions(POLICY_NAME):
-        actor, parameters = exported_actor(info.metadata), database.get(POLICY_NAME, info.version)
-        assert actor is not None, "dense layers have an exported form"
-        assert parameters is not None, "stored"
+        actor, parameters = _loaded(database, info)
         found = mean_return(actor, parameters, env_id, episodes=episodes, seed=SEEDS_APART * seed)
         played.append((float(info.metadata["env_steps"]), found))
     return sorted(played)
+
+
+def last_version(run: Path) -> tuple[ExportedActor, Parameters]:
+    """Return the newest stored version of a run, and its actor."""
+    database = open_run_database(run)
+    info = max(database.versions(POLICY_NAME), key=lambda info: info.version)
+    return _loaded(database, info)
+
+
+def _loaded(database: BlobParameterDB, info: VersionInfo) -> tuple[ExportedActor, Parameters]:
+    actor, parameters = exported_actor(info.metadata), database.get(POLICY_NAME, info.version)
+    assert actor is not None, "dense layers have an exported form"
+    assert parameters is not None, "stored"
+    return actor, parameters
 
 
 def mean_return(actor: ExportedActor, parameters: Parameters, env_id: str, *, episodes: int, seed: int = 0) -> float:
