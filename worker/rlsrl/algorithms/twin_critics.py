@@ -49,8 +49,8 @@ def _check_vectors(env_spec: EnvSpec) -> None:
     for path, spec in env_spec.observation.items():
         if spec.dtype == "uint8" and len(spec.shape) > 1:
             raise ConfigurationError(
-                f"the critics consist of dense layers, and {path} is an image, uint8{list(spec.shape)}; images need "
-                "algorithm.ppo, vtrace, pqn or dqn, or an algorithm of your own"
+                f"the critics consist of dense layers, and {path} is an image, uint8{list(spec.shape)}; images need an "
+                "algorithm without such critics"
             )
 
 
