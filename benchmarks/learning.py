@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from contestants import PEERS, Contestant, ContestantFailed, Progress, Rlsrl
+from contestants import PEERS, Contestant, ContestantFailed, Progress, Rlsrl, Setting
 from figures import RLSRL, SINGLE_FILE
 from hindrances import KILLED_ROLES, SLICE_SECONDS, SLOWED, STEPS_BETWEEN_KILLS, killed, slow_trainer
 from learning_verdicts import COVERAGE, Verdict, mean_verdict, ratio_of_medians
@@ -50,7 +50,6 @@ FEWER = 20
 """With replay the control makes so many times fewer updates."""
 LARGEST_LAG = 64
 """The largest lag that a spec allows."""
-SETTINGS = {SINGLE_FILE: ("--vector", "sync", "--threads", "1")}
 KEPT_AS = "learning-"
 Series = Mapping[int, float]
 """The figure of each seed."""
@@ -208,6 +207,8 @@ class Program:
     workload: Workload
     at_once: int
     """Runs at the same time."""
+    setting: Setting = ()
+    """How it uses the machine."""
     hindered: Callable[[Path], contextlib.AbstractContextManager[None]] = field(
         default=lambda _: contextlib.nullcontext()
     )
@@ -220,7 +221,7 @@ class Program:
 
         The code is not part of the digest: each run names its commit.
         """
-        how = [SETTINGS.get(self.name), SLOWED, SLICE_SECONDS]
+        how = [self.setting or None, SLOWED, SLICE_SECONDS]
         inputs = [self.name, self.contestant.inputs(self.workload, seed=0), how, dict(self.contestant.versions)]
         inputs += self.judged_by
         return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
@@ -281,7 +282,8 @@ def programs_of(comparison: Comparison) -> tuple[Program, Program]:
             name=SINGLE_FILE,
             contestant=single,
             workload=comparison.workload,
-            at_once=os.cpu_count() or 1,  # it has one thread
+            at_once=os.cpu_count() or 1,
+            setting=single.settings(comparison.workload)[0],  # its own process alone, with one thread
             judged_by=comparison.judged_by,
         ),
     )
@@ -309,7 +311,7 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
         progress = whole_run(
             program.contestant,
             program.workload,
-            SETTINGS.get(program.name, ()),
+            program.setting,
             seed=seed,
             seconds=comparison.run_seconds,
             hindered=program.hindered,

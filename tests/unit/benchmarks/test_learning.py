@@ -123,6 +123,17 @@ def test_runs_that_were_judged_otherwise_are_made_again() -> None:
     assert len({program.digest for program in (mine, other, slowed, killed)}) == 4
 
 
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_the_single_file_knows_its_options_and_has_one_thread(name: str) -> None:
+    comparison = COMPARISONS[name]
+    _, single = programs_of(comparison)
+    _, program, *words = single.contestant.command(comparison.workload, single.setting, Path(), seed=1)
+    options = {word.replace("--no-", "--") for word in words if word.startswith("--")}
+    assert {option for option in options if f'"{option}"' not in Path(program).read_text()} == set()
+    assert words[words.index("--threads") + 1] == "1"
+    assert ("--vector" in options) == (comparison.workload.algorithm == "ppo")
+
+
 def test_the_control_of_a_comparison_with_replay_makes_few_updates() -> None:
     experiment = control_of(COMPARISONS["cartpole-dqn"]).workload.experiment()["spec"]
     assert experiment["pacing"] == {"trainStepsPerEnvStep": pytest.approx(0.5 / 20)}
