@@ -12,6 +12,8 @@ from pathlib import Path
 
 from contestants import RUN, ContestantFailed
 
+from rlsrl.testing.live_runs import RunFolderFacts
+
 SLOWED = 5
 """Factor by which a slowed trainer is slower."""
 SLICE_SECONDS = 0.05
@@ -41,7 +43,7 @@ def killed(folder: Path) -> Iterator[None]:
         ContestantFailed: the body ended before each was killed.
     """
     over, gone = threading.Event(), list[str]()
-    thread = threading.Thread(target=_kill_each, args=(folder / RUN / "status.json", over, gone), name="killer")
+    thread = threading.Thread(target=_kill_each, args=(RunFolderFacts(folder / RUN), over, gone), name="killer")
     thread.start()
     try:
         yield
@@ -52,28 +54,17 @@ def killed(folder: Path) -> Iterator[None]:
         raise ContestantFailed(f"the run ended before a worker of these roles was killed: {', '.join(left)}")
 
 
-def _kill_each(status: Path, over: threading.Event, gone: list[str]) -> None:
+def _kill_each(facts: RunFolderFacts, over: threading.Event, gone: list[str]) -> None:
     """Kill the workers, and add each role to ``gone`` whose worker was."""
-    trained = 0.0
+    trained = 0
     for role in KILLED_ROLES:
         while not over.wait(SLICE_SECONDS):
-            steps, pids = _state(status)
-            if role in pids and steps > trained + STEPS_BETWEEN_KILLS:
+            if (steps := facts.train_steps()) > trained + STEPS_BETWEEN_KILLS and (found := facts.workers(role)):
                 trained = steps
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pids[role], signal.SIGKILL)
+                    os.kill(found[0].pid, signal.SIGKILL)
                     gone.append(role)
                     break
-
-
-def _state(status: Path) -> tuple[float, dict[str, int]]:
-    """Return the training steps of a run, and the process of the first worker of each role."""
-    try:
-        document = json.loads(status.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return 0.0, {}
-    pids = {role: workers[0]["pid"] for role, workers in document["roles"].items() if workers}
-    return float(document.get("totals", {}).get("train_steps") or 0.0), pids
 
 
 def _slow_down(status: Path, over: threading.Event) -> None:

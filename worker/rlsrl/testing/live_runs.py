@@ -159,6 +159,14 @@ class RunFolderFacts:
         totals = (self.status() or {}).get("totals") or {}
         return int(totals.get("train_steps") or 0)
 
+    def workers(self, role: str | None = None) -> list[WorkerProcess]:
+        """Return the living workers, of one role or all."""
+        found = [
+            WorkerProcess(role=command[command.index("--role") + 1], pid=process.pid)
+            for process, command in _workers_of(self.folder)
+        ]
+        return sorted((each for each in found if role in (None, each.role)), key=lambda each: (each.role, each.pid))
+
     def _token(self) -> str:
         """Return the run's token from a worker's environment."""
         return next((process.environ().get(TOKEN_VARIABLE, "") for process, _ in _workers_of(self.folder)), "")
@@ -210,11 +218,7 @@ class LiveRun(ClosedAtExit):
 
     def workers(self, role: str | None = None) -> list[WorkerProcess]:
         """Return the living workers, of one role or all."""
-        found = [
-            WorkerProcess(role=command[command.index("--role") + 1], pid=process.pid)
-            for process, command in _workers_of(self.facts.folder)
-        ]
-        return sorted((each for each in found if role in (None, each.role)), key=lambda each: (each.role, each.pid))
+        return self.facts.workers(role)
 
     def is_complete(self) -> bool:
         """Return whether all configured processes are running, also according to the coordinator."""
