@@ -161,8 +161,8 @@ class Trainer:
         following, reward, terminated, truncated, info = self.envs.step(self.scaled(action))
         valid = ~self.resetting
         self.store.add(
-            observation=self.observation[valid].reshape(int(valid.sum()), -1),
-            following=following[valid].reshape(int(valid.sum()), -1),
+            observation=self.observation.reshape(self.args.num_envs, -1)[valid],
+            following=following.reshape(self.args.num_envs, -1)[valid],
             action=action[valid],
             reward=reward[valid],
             terminated=terminated[valid],
