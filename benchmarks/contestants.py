@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -265,7 +266,7 @@ class Peer:
         lines = [report for line in _whole_lines(folder / OUTPUT) if (report := _report(line))]
         return Progress(
             points=[(line["wall"], line["env_steps"]) for line in lines],
-            return_means=[line["return_mean"] for line in lines],
+            return_means=[None if math.isnan(line["return_mean"]) else line["return_mean"] for line in lines],
             evaluations=[(line["env_steps"], line["greedy_return"]) for line in lines if "greedy_return" in line],
         )
 

@@ -187,7 +187,7 @@ COMPARISONS: Mapping[str, Comparison] = {
     "cartpole-dqn-killed": replace(_DQN, has_control=False, hindered=killed),
     **{
         f"pendulum-{name}": Comparison(
-            workload=replace(_PENDULUM, name=f"pendulum-{name}", replays=name, total_steps=20_000),
+            workload=replace(_PENDULUM, name=f"pendulum-{name}", algorithm=name, total_steps=20_000),
             seeds=20,
             most_seeds=40,
             run_seconds=900.0,

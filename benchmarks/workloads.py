@@ -21,6 +21,8 @@ class Workload(ABC):
 
     name: str
     title: str
+    algorithm: str
+    """The algorithm's name in specs."""
     env_id: str
     num_envs: int
     num_steps: int
@@ -55,13 +57,8 @@ class Workload(ABC):
     """Window of a trial turn, which only finds a peer's fastest setting."""
 
     @property
-    @abstractmethod
-    def algorithm(self) -> str:
-        """The algorithm's name."""
-
-    @property
     def evaluations(self) -> tuple[int, int]:
-        """Env steps from one evaluation without exploration to the next, and its episodes; zeros: there are none."""
+        """The env steps between two evaluations without exploration, and the episodes of each. (0, 0): none."""
         return 0, 0
 
     @property
@@ -148,17 +145,13 @@ class Workload(ABC):
 class PpoWorkload(Workload):
     """A workload of PPO."""
 
+    algorithm: Literal["ppo"] = "ppo"
     epochs: int
     gae_lambda: float
     clip_range: float = 0.2
     entropy_coefficient: float = 0.0
     normalize: bool = False
     """Whether running statistics normalise observations and rewards."""
-
-    @property
-    @override
-    def algorithm(self) -> str:
-        return "ppo"
 
     @property
     @override
@@ -222,7 +215,7 @@ class ReplayWorkload(Workload):
     Targets and exploration are those that the peers' programs have by default.
     """
 
-    replays: Literal["dqn", "sac", "td3"]
+    algorithm: Literal["dqn", "sac", "td3"]
     updates_per_env_step: float
     capacity: int = 100_000
     start: int = 1000
@@ -230,11 +223,6 @@ class ReplayWorkload(Workload):
     evaluate_every: int = 0
     """Env steps from one evaluation without exploration to the next; 0: none."""
     evaluation_episodes: int = 0
-
-    @property
-    @override
-    def algorithm(self) -> str:
-        return self.replays
 
     @property
     @override
@@ -262,8 +250,8 @@ class ReplayWorkload(Workload):
             "replay": {"capacity": self.capacity, "start": self.start},
             **clipped,
         }
-        if self.replays != "dqn":
-            return {self.replays: {**shared, "criticLearningRate": self.learning_rate}}
+        if self.algorithm != "dqn":
+            return {self.algorithm: {**shared, "criticLearningRate": self.learning_rate}}
         epsilon = {"epsilon": 1, "epsilonSchedule": {"linear": {"to": 0.04, "envSteps": 8000}}}
         return {"dqn": {**shared, "targetPeriod": 128, **epsilon}}
 
@@ -281,9 +269,9 @@ class ReplayWorkload(Workload):
 
     @override
     def _peer_options(self) -> dict[str, Any]:
-        rates = {"network": self.network} if self.replays == "dqn" else {"critic-learning-rate": self.learning_rate}
+        rates = {"network": self.network} if self.algorithm == "dqn" else {"critic-learning-rate": self.learning_rate}
         return {
-            "algorithm": self.replays,
+            "algorithm": self.algorithm,
             "num-envs": self.num_envs,
             "num-steps": self.num_steps,
             "updates-per-env-step": self.updates_per_env_step,
@@ -395,7 +383,7 @@ _ALL = (
     ReplayWorkload(
         name="S1",
         title="SAC, HalfCheetah, minibatch 256, an update an env step",
-        replays="sac",
+        algorithm="sac",
         env_id="HalfCheetah-v5",
         num_envs=1,
         num_steps=16,
@@ -407,7 +395,7 @@ _ALL = (
     ReplayWorkload(
         name="D1",
         title="DQN, CartPole, minibatch 64, an update for two env steps",
-        replays="dqn",
+        algorithm="dqn",
         env_id="CartPole-v1",
         num_envs=8,
         num_steps=16,
@@ -419,7 +407,7 @@ _ALL = (
     ReplayWorkload(
         name="D2",
         title="DQN, Pong, minibatch 32, an update for four env steps",
-        replays="dqn",
+        algorithm="dqn",
         env_id="ALE/Pong-v5",
         network="cnn",
         num_envs=8,

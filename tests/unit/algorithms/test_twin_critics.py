@@ -62,14 +62,14 @@ def policy_of(env_spec: EnvSpec) -> TorchPolicy:
     )
 
 
-def algorithm_of(env_spec: EnvSpec, **fields: Any) -> TwinCriticAlgorithm:
+def algorithm_of(env_spec: EnvSpec, **fields: Any) -> TwinCriticAlgorithm[Any]:
     with seeded(1):
         if env_spec is CLIPPED:
             return build_td3(Td3Spec.model_validate(fields_of(**fields)), policy_of(env_spec), 1, None)
         return build_sac(SacSpec.model_validate(fields_of(**fields)), policy_of(env_spec), 1, None)
 
 
-def learner_of(algorithm: TwinCriticAlgorithm, env_spec: EnvSpec, *, seed: int = 0) -> Learner:
+def learner_of(algorithm: TwinCriticAlgorithm[Any], env_spec: EnvSpec, *, seed: int = 0) -> Learner:
     initial = policy_of(env_spec).parameters(Version(0, 0))
     return Learner(algorithm, initial, learning_rate=RATE, optimizer=Adam(epsilon=1e-8), seed=seed)
 
@@ -92,7 +92,7 @@ def rows_of(env_spec: EnvSpec, seed: int = 0, *, num_rows: int = UPDATES_A_STEP 
 class Program:
     """What the two programs share: torch's modules, in float64, with the weights that a learner starts from."""
 
-    def __init__(self, learner: Learner, algorithm: TwinCriticAlgorithm, env_spec: EnvSpec) -> None:
+    def __init__(self, learner: Learner, algorithm: TwinCriticAlgorithm[Any], env_spec: EnvSpec) -> None:
         action = env_spec.action
         self.policy = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, action.num_layer_outputs)).double()
         of_policy = torch.from_numpy(learner.parameters(Version(0, 0)).vector.copy()).double()
@@ -153,7 +153,7 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
 class SacProgram(Program):
     """SAC row by row."""
 
-    def __init__(self, learner: Learner, algorithm: TwinCriticAlgorithm, env_spec: EnvSpec, spec: SacSpec) -> None:
+    def __init__(self, learner: Learner, algorithm: TwinCriticAlgorithm[Any], env_spec: EnvSpec, spec: SacSpec) -> None:
         super().__init__(learner, algorithm, env_spec)
         self.spec = spec
         self.log_temperature = torch.tensor(math.log(spec.temperature), dtype=torch.float64, requires_grad=True)
@@ -207,7 +207,7 @@ class SacProgram(Program):
 class Td3Program(Program):
     """TD3 row by row."""
 
-    def __init__(self, learner: Learner, algorithm: TwinCriticAlgorithm, env_spec: EnvSpec, spec: Td3Spec) -> None:
+    def __init__(self, learner: Learner, algorithm: TwinCriticAlgorithm[Any], env_spec: EnvSpec, spec: Td3Spec) -> None:
         super().__init__(learner, algorithm, env_spec)
         self.spec = spec
         self.target_policy = copy.deepcopy(self.policy)
@@ -268,14 +268,14 @@ def test_steps_are_those_of_an_independent_program(env_spec: EnvSpec, fields: di
     learner = learner_of(algorithm, env_spec)
     program: Any
     if isinstance(algorithm, Td3):
-        program = Td3Program(learner, algorithm, env_spec, algorithm._spec)
+        program = Td3Program(learner, algorithm, env_spec, algorithm._settings)
         targets = {
             "target_policy": lambda: flat(program.target_policy),
             "target_critics": lambda: flat_critics(program.targets),
         }
     else:
         assert isinstance(algorithm, Sac)
-        program = SacProgram(learner, algorithm, env_spec, algorithm._spec)
+        program = SacProgram(learner, algorithm, env_spec, algorithm._settings)
         targets = {"target": lambda: flat_critics(program.targets)}
     close: dict[str, Any] = {"rtol": 2e-3, "atol": 2e-4}
     before = learner.parameters(Version(0, 0)).vector

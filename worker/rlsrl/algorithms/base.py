@@ -115,18 +115,18 @@ class Algorithm(ABC):
     def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
         """Turn slots (B lanes under the field names of ``data.slots``) into rows, with these parameters, once a step.
 
-        ``evaluate`` computes what ``Algorithm.evaluate`` does; it is called once.
+        ``evaluate`` computes what ``Algorithm.evaluate`` does; it is called at most once.
 
         Raises:
             ValueError: the lanes do not fit the algorithm's settings.
         """
 
-    @abstractmethod
-    def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:
+    def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:  # noqa: ARG002 - for algorithms that need some
         """Return the networks' outputs that ``prepare`` needs, row by row: each [N, ...] -> each [N, ...].
 
         PURE, as losses are. The caller may evaluate some rows at a time.
         """
+        return {}
 
     @abstractmethod
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:

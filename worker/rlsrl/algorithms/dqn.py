@@ -88,10 +88,6 @@ class Dqn(Algorithm):
         return drawn_batch(slots, self._device)
 
     @override
-    def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:
-        return {}
-
-    @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
         size = self._settings.minibatch_size // self._num_ranks
         return drawn_schedule(batch, size=size, num_ranks=self._num_ranks)

@@ -7,7 +7,6 @@ are computed instead of sampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from typing_extensions import override
 
 from rlsrl.algorithms.base import POLICY, WEIGHT, ParameterGroup, Tensors
 from rlsrl.algorithms.rows import chosen_values, has_choice
-from rlsrl.algorithms.schedules import Scheduled
 from rlsrl.algorithms.twin_critics import NEXT_NOISE, NOISE, TwinCriticAlgorithm, coefficients
 from rlsrl.api.spec import SacSpec
 from rlsrl.policies.critics import CRITICS
@@ -52,24 +50,16 @@ def build(settings: SacSpec, policy: TorchPolicy, num_ranks: int, end: int | Non
     return Sac(policy, settings, num_ranks=num_ranks, schedules=coefficients(settings, end))
 
 
-class Sac(TwinCriticAlgorithm):
+class Sac(TwinCriticAlgorithm[SacSpec]):
     """Trains the policy to have a high value and a high entropy, weighted by the temperature."""
-
-    def __init__(
-        self, policy: TorchPolicy, settings: SacSpec, *, num_ranks: int, schedules: Mapping[str, Scheduled]
-    ) -> None:
-        """Train the network of ``policy``, whose own weights are not used."""
-        super().__init__(policy, settings, num_ranks=num_ranks, schedules=schedules)
-        self._spec = settings
-        self._is_discrete = self._action.kind == "discrete"
 
     @property
     @override
     def groups(self) -> dict[str, ParameterGroup]:
         """The critics, then the policy, then the temperature."""
         groups = {CRITICS: self._critic_group(), POLICY: ParameterGroup(loss=self.policy_loss)}
-        if self._spec.learn_temperature:
-            first = torch.tensor([math.log(self._spec.temperature)], dtype=torch.float32)
+        if self._settings.learn_temperature:
+            first = torch.tensor([math.log(self._settings.temperature)], dtype=torch.float32)
             groups[TEMPERATURE] = ParameterGroup(loss=self.temperature_loss, initial=first)
         return groups
 
@@ -79,7 +69,7 @@ class Sac(TwinCriticAlgorithm):
 
     @override
     def update_state(self, params: Tensors, state: Tensors) -> Tensors:
-        return {TARGET: torch.lerp(state[TARGET], params[CRITICS], self._spec.tau)}
+        return {TARGET: torch.lerp(state[TARGET], params[CRITICS], self._settings.tau)}
 
     @override
     def critic_loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
@@ -115,15 +105,15 @@ class Sac(TwinCriticAlgorithm):
 
     def _target_entropy(self, parameters: Tensor) -> Tensor | float:
         """Return the entropy that the temperature aims at, by the policy's head: [] or [N]."""
-        if self._spec.target_entropy is not None:
-            return self._spec.target_entropy
+        if self._settings.target_entropy is not None:
+            return self._settings.target_entropy
         if not self._is_discrete:
             return -float(self._action.num_outputs)
         num_legal = (parameters > MASKED_LOGIT).sum(dim=-1).clamp(min=1)
         return DISCRETE_ENTROPY_SHARE * torch.log(num_legal.to(parameters.dtype))
 
     def _temperature(self, params: Tensors) -> Tensor | float:
-        return params[TEMPERATURE].exp().squeeze(0) if self._spec.learn_temperature else self._spec.temperature
+        return params[TEMPERATURE].exp().squeeze(0) if self._settings.learn_temperature else self._settings.temperature
 
     def _soft_value(self, params: Tensors, state: Tensors, minibatch: Tensors) -> Tensor:
         """Return the soft values of what follows, [N], by the target critics; 0 where no action is legal."""

@@ -44,23 +44,16 @@ def coefficients(settings: Td3Spec, end: int | None) -> dict[str, Scheduled]:
     return {**shared_coefficients(settings, end), DEVIATION: deviation}
 
 
-class Td3(TwinCriticAlgorithm):
+class Td3(TwinCriticAlgorithm[Td3Spec]):
     """Trains a deterministic policy to have a high value, later than the critics and less often."""
-
-    def __init__(
-        self, policy: TorchPolicy, settings: Td3Spec, *, num_ranks: int, schedules: Mapping[str, Scheduled]
-    ) -> None:
-        """Train the network of ``policy``, whose own weights are not used."""
-        super().__init__(policy, settings, num_ranks=num_ranks, schedules=schedules)
-        self._spec = settings
 
     @property
     @override
     def groups(self) -> dict[str, ParameterGroup]:
-        """The critics, then now and then the policy."""
+        """The critics, with each minibatch; the policy, with every ``policyPeriod``-th."""
         return {
             CRITICS: self._critic_group(),
-            POLICY: ParameterGroup(loss=self.policy_loss, every=self._spec.policy_period),
+            POLICY: ParameterGroup(loss=self.policy_loss, every=self._settings.policy_period),
         }
 
     @override
@@ -71,8 +64,8 @@ class Td3(TwinCriticAlgorithm):
     def update_state(self, params: Tensors, state: Tensors) -> Tensors:
         """Move the target networks, with each update of the policy (Fujimoto et al., algorithm 1)."""
         return {
-            TARGET_POLICY: torch.lerp(state[TARGET_POLICY], params[POLICY], self._spec.tau),
-            TARGET_CRITICS: torch.lerp(state[TARGET_CRITICS], params[CRITICS], self._spec.tau),
+            TARGET_POLICY: torch.lerp(state[TARGET_POLICY], params[POLICY], self._settings.tau),
+            TARGET_CRITICS: torch.lerp(state[TARGET_CRITICS], params[CRITICS], self._settings.tau),
         }
 
     @override
@@ -84,8 +77,8 @@ class Td3(TwinCriticAlgorithm):
     def critic_loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         """Return the critics' loss: clipped double Q-learning with smoothed targets (algorithm 1, equations 10, 14)."""
         with torch.no_grad():
-            following, limit = self._following(minibatch), self._spec.target_noise_clip
-            noise = (minibatch[NEXT_NOISE] * self._spec.target_deviation).clamp(-limit, limit)
+            following, limit = self._following(minibatch), self._settings.target_noise_clip
+            noise = (minibatch[NEXT_NOISE] * self._settings.target_deviation).clamp(-limit, limit)
             action = (self._policy(state[TARGET_POLICY], following)[POLICY_HEAD] + noise).clamp(-1.0, 1.0)
             value = self._values(state[TARGET_CRITICS], following, action).amin(dim=0)
             target = minibatch["reward"] + minibatch["discount"] * value

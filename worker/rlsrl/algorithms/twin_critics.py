@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from rlsrl.runtime.errors import ConfigurationError
 CRITIC_LEARNING_RATE = "critic_learning_rate"
 NOISE, NEXT_NOISE = "noise", "next_noise"
 """Keys of the schedule: standard normal noise of the actions in the rows and of those that follow, [K, M, D] each."""
+Settings = TypeVar("Settings", bound=TwinCriticSettings)
 
 
 def coefficients(settings: TwinCriticSettings, end: int | None) -> dict[str, Scheduled]:
@@ -54,14 +56,14 @@ def _check_vectors(env_spec: EnvSpec) -> None:
             )
 
 
-class TwinCriticAlgorithm(Algorithm):
+class TwinCriticAlgorithm(Algorithm, Generic[Settings]):
     """Trains a policy on the smaller value of two critics (Fujimoto et al. 2018, "Addressing function approximation
     error in actor-critic methods")."""
 
     def __init__(
         self,
         policy: TorchPolicy,
-        settings: TwinCriticSettings,
+        settings: Settings,
         *,
         num_ranks: int,
         schedules: Mapping[str, Scheduled],
@@ -76,6 +78,7 @@ class TwinCriticAlgorithm(Algorithm):
         self._device = policy.device
         self._observation = tuple(policy.env_spec.observation)
         self._action = policy.env_spec.action
+        self._is_discrete = self._action.kind == "discrete"
         critics = TwinCritics(policy.env_spec.unmasked, **settings.critic.model_dump()).to(policy.device)
         self._critics = PureNetwork(critics)
         self._first_critics = self._critics.layout.flatten(critics)
@@ -92,14 +95,10 @@ class TwinCriticAlgorithm(Algorithm):
         return drawn_batch(slots, self._device)
 
     @override
-    def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:
-        return {}
-
-    @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
         size = self._settings.minibatch_size // self._num_ranks
         drawn = drawn_schedule(batch, size=size, num_ranks=self._num_ranks)
-        if self._action.kind == "discrete":
+        if self._is_discrete:
             return drawn
         shape = (*drawn[WEIGHT].shape, self._action.num_outputs)
         noise = {name: torch.from_numpy(rng.standard_normal(shape, np.float32)) for name in (NOISE, NEXT_NOISE)}

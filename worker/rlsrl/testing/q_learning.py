@@ -67,10 +67,6 @@ class QLearning(CustomAlgorithm):
         return drawn_batch(slots, self._device)
 
     @override
-    def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:
-        return {}
-
-    @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
         return drawn_schedule(batch, size=self._setup.minibatch_size, num_ranks=self._setup.num_ranks)
 

@@ -353,8 +353,7 @@ class SacSpec(TwinCriticSettings):
 
     For vectors of floats within finite bounds, drawn as the tanh of a Gaussian whose deviation depends on the
     observation; and for discrete actions (Christodoulou 2019). Actions of the first ``replay.start`` env steps are
-    uniform.
-    ``pacing.trainStepsPerEnvStep`` says how often it trains.
+    uniform. ``pacing.trainStepsPerEnvStep`` says how often it trains.
     """
 
     temperature: Annotated[float, Field(gt=0, le=1_000_000), REFUSE] = 1.0
