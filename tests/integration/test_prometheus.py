@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from rlsrl_operator.metrics import OperatorMetrics
 CHARTS = Path(__file__).parents[2] / "charts"
 DASHBOARD = json.loads((CHARTS / "dashboards" / "experiment.json").read_text())
 RULES = sorted((CHARTS / "alerts").glob("*.yaml"))
+RULES_OF_RUNS = [CHARTS / "alerts" / "experiments.yaml"]
 EXPERIMENT = (
     GATED_EXPERIMENT.replace("replicas: 2, environments: 8", "replicas: 1, environments: 8, ringSize: 2").replace(
         'gate: "{gate}"}}', 'gate: "{gate}"}}, episodeInfo: [is_open]'
@@ -100,8 +102,14 @@ def prometheus_of_replay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     folder = tmp_path_factory.mktemp("replay")
     with Desk(folder, REPLAYS).begin() as run:
         run.until(run.is_complete, "all processes at work")
-        with Prometheus(folder / "prometheus", targets_of(run), RULES) as server:
+        with Prometheus(folder / "prometheus", targets_of(run), RULES_OF_RUNS) as server:
             yield server
+
+
+def of_query(request: pytest.FixtureRequest, query: str) -> Prometheus:
+    """Return the Prometheus of the run that has what a query asks for."""
+    found: Prometheus = request.getfixturevalue("prometheus_of_replay" if OF_REPLAY.search(query) else "prometheus")
+    return found
 
 
 @pytest.mark.parametrize(
@@ -113,7 +121,7 @@ def prometheus_of_replay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     ],
 )
 def test_a_panel_shows_data(request: pytest.FixtureRequest, panel: str, query: str) -> None:
-    prometheus = request.getfixturevalue("prometheus_of_replay" if OF_REPLAY.search(query) else "prometheus")
+    prometheus = of_query(request, query)
     found = until(lambda: prometheus.query(with_values(query)), f"{panel}: {with_values(query)}")
     for labels in found:
         assert dict(labels)["experiment"] == "live"
@@ -136,10 +144,16 @@ def test_waits_add_up_to_at_most_the_elapsed_time(prometheus: Prometheus) -> Non
     until(all_are_shares, "shares of time between 0 and 1")
 
 
-def test_no_alert_fires(prometheus: Prometheus) -> None:
+def test_alerts_query_metrics_that_runs_have(request: pytest.FixtureRequest) -> None:
     rules = " ".join(path.read_text() for path in RULES)
-    for name in set(re.findall(r"\b(?:rlsrl_[a-z_]+|up)(?=[{)\[])", rules)):
-        until(lambda name=name: prometheus.query(name), f"Prometheus has {name}, which an alert queries")
+    for name in sorted(set(re.findall(r"\b(?:rlsrl_[a-z_]+|up)(?=[{)\[])", rules))):
+        prometheus = of_query(request, name)
+        until(partial(prometheus.query, name), f"Prometheus has {name}, which an alert queries")
+
+
+@pytest.mark.parametrize(("run", "rules"), [("prometheus", RULES), ("prometheus_of_replay", RULES_OF_RUNS)])
+def test_no_alert_fires(request: pytest.FixtureRequest, run: str, rules: list[Path]) -> None:
+    prometheus: Prometheus = request.getfixturevalue(run)
     until(lambda: set(prometheus.evaluations().values()) == {"ok"}, "every rule was evaluated")
-    assert len(prometheus.evaluations()) == rules.count("alert: ")
+    assert len(prometheus.evaluations()) == sum(path.read_text().count("alert: ") for path in rules)
     until(lambda: not prometheus.alerts(), "no alert is pending or firing")
