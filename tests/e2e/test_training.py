@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import role_of
-from rlsrl.testing.kubectl import ClusterExperiment, Namespace, Nodes, run
+from rlsrl.testing.kubectl import TRAINED_CARTPOLE, ClusterExperiment, Namespace, Nodes, run
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -25,7 +24,7 @@ def trained(where: Namespace, cartpole: Object) -> ClusterExperiment:
 
 
 def test_every_role_trains_to_the_goal_and_the_exported_weights_play(
-    cartpole: Object, trained: ClusterExperiment, hands: Nodes, tmp_path: Path
+    trained: ClusterExperiment, hands: Nodes, tmp_path: Path
 ) -> None:
     trained.await_phase("Running")
     listed = lambda: [line.split() for line in trained.where.kubectl("get", "rlx").splitlines()]
@@ -57,13 +56,7 @@ def test_every_role_trains_to_the_goal_and_the_exported_weights_play(
     within = {(role, target) for role, target, _ in allowed}
     assert {(role, target) for role, target, _ in used} == within, "every allowed way is used"
 
-    weights = tmp_path / "weights.safetensors"
-    experiment = tmp_path / "experiment.yaml"
-    experiment.write_text(json.dumps(cartpole))
-    print(run("kubectl", "rlsrl", "params", "list", trained.name, "-n", trained.where.name))
-    run("kubectl", "rlsrl", "params", "export", trained.name, "-n", trained.where.name, "-o", str(weights))
-    evaluation = run("rlsrl", "eval", str(weights), "--experiment", str(experiment), "--json")
-    assert json.loads(evaluation)["return_mean"] >= GOAL
+    assert trained.exported_return(tmp_path) >= TRAINED_CARTPOLE
 
 
 def allowed_connections(experiment: ClusterExperiment) -> set[tuple[str, str, int | None]]:
