@@ -192,7 +192,7 @@ class ReplayConfig(Model):
     outlives: bool
     """Whether the folder outlives the trainer's machine or pod, and not only its process."""
     updates_per_env_step: Annotated[float, Field(gt=0), LIVE]
-    """Minibatches for each transition that is gathered."""
+    """Minibatches for each transition that a rank's actors gather."""
     most_updates_behind: Annotated[PositiveInteger, LIVE]
     """The most minibatches by which training may be behind."""
     updates_per_step: Annotated[PositiveInteger, LIVE]
@@ -200,7 +200,7 @@ class ReplayConfig(Model):
     most_lanes: Annotated[PositiveInteger, LIVE]
     """Lanes of the widest slot."""
     lanes_in_turn: Annotated[PositiveInteger, LIVE] | None = None
-    """Lanes that are gathered before training goes on, where the two take turns; None: both go on at once."""
+    """Lanes that a rank's actors gather before training goes on, where the two take turns; None: both go on at once."""
 
 
 class TrainerConfig(RoleConfig):
@@ -227,7 +227,8 @@ class TrainerConfig(RoleConfig):
     device: Device
     """The device of each rank's network."""
     num_producers: Annotated[PositiveInteger, LIVE]
-    """Number of actors, or of buffer workers if there are any, that must connect before the first samples are taken."""
+    """Number of actors, or of buffer workers if there are any, that must connect to each rank before it takes the first
+    samples."""
     slots_per_producer: PositiveInteger
     """Slots of each producer: the rollouts that it may fill, or that wait to be trained on, at a time."""
     samples_endpoints: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
@@ -295,6 +296,9 @@ class ActorConfig(RoleConfig):
     """Where trainers take samples, by rank."""
     buffer_endpoints: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Where buffer workers take samples, by index. If there are any, filled slots go to one of them."""
+    has_home_trainer: bool = False
+    """Whether all slots of an actor go to one trainer, chosen by the actor's index. Without effect if there are buffer
+    workers."""
     parameters_endpoint: str | None = None
     """The shared memory that weights come from; None: they come from the coordinator, over gRPC."""
     inference_endpoints: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -341,12 +345,14 @@ class ActorConfig(RoleConfig):
     def consumers_of(self, index: int) -> dict[int, str]:
         """Return the endpoint of each consumer of the actor with that index, by the consumer's index.
 
-        With buffer workers that is one of them, chosen by the actor's index. Otherwise it is every trainer.
+        With buffer workers that is one of them, chosen by the actor's index. Otherwise it is every trainer, or with
+        ``has_home_trainer`` one of them.
         """
-        if not self.buffer_endpoints:
-            return dict(enumerate(self.samples_endpoints))
-        buffer = index % len(self.buffer_endpoints)
-        return {buffer: self.buffer_endpoints[buffer]}
+        endpoints = self.buffer_endpoints or self.samples_endpoints
+        if not (self.buffer_endpoints or self.has_home_trainer):
+            return dict(enumerate(endpoints))
+        home = index % len(endpoints)
+        return {home: endpoints[home]}
 
 
 class BufferConfig(RoleConfig):

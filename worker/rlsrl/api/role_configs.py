@@ -96,6 +96,16 @@ class ResolutionContext:
         return SLOTS_PER_GROUP * self.spec.actors.ring_size
 
     @property
+    def producers_per_trainer(self) -> int:
+        """Producers that connect to each trainer: buffer workers or, if there are none, actors.
+
+        With replay each actor connects to one trainer only.
+        """
+        if self.spec.algorithm.chosen.draws_from is not None:
+            return self.num_workers[ACTOR] // self.num_workers[TRAINER]
+        return self.num_workers[BUFFER] or self.num_workers[ACTOR]
+
+    @property
     def actors_per_producer(self) -> int:
         """Actors behind each producer that trainers know: those of one buffer worker, or the actor itself."""
         num_buffer_workers = self.num_workers[BUFFER]
@@ -145,7 +155,7 @@ def trainer_config(context: ResolutionContext) -> TrainerConfig:
         replay=_replay(spec, placement),
         compile=_compile_mode(spec),
         device=spec.trainers.device,
-        num_producers=context.num_workers[BUFFER] or context.num_workers[ACTOR],
+        num_producers=context.producers_per_trainer,
         slots_per_producer=min(context.slots_per_actor * context.actors_per_producer, MAX_SLOTS_PER_PRODUCER),
         samples_endpoints=context.samples_endpoints,
         parameters_endpoint=context.parameters_endpoint,
@@ -164,11 +174,11 @@ def _replay(spec: ExperimentSpec, placement: Placement) -> ReplayConfig | None:
     return ReplayConfig(
         folder=placement.replay_folder,
         outlives=placement.shares_disk,
-        updates_per_env_step=spec.pacing.train_steps_per_env_step,
+        updates_per_env_step=spec.updates_per_env_step,
         most_updates_behind=spec.train_steps_behind,
         updates_per_step=spec.updates_per_train_step,
         most_lanes=max(spec.actors.rollout_environments),
-        lanes_in_turn=spec.actors.num_environments if spec.pacing.max_policy_lag == 0 else None,
+        lanes_in_turn=spec.environments_per_trainer if spec.pacing.max_policy_lag == 0 else None,
     )
 
 
@@ -188,6 +198,7 @@ def actor_config(context: ResolutionContext) -> ActorConfig:
         rollout_length=actors.rollout_length,
         samples_endpoints=context.samples_endpoints,
         buffer_endpoints=context.buffer_endpoints,
+        has_home_trainer=algorithm.draws_from is not None,
         parameters_endpoint=context.parameters_endpoint,
         inference_endpoints=context.inference_endpoints,
         max_decorrelation_steps=actors.max_decorrelation_steps,

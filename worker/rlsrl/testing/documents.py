@@ -412,11 +412,16 @@ def _fit_replay(document: JsonDocument, store: tuple[str, ...], rng: random.Rand
     replay["start"] = rng.choice([0, 1000, 5000])
     replay["capacity"] = max(replay["start"], 2 * env_steps) + rng.choice([0, 1, 10**6])
     spec["pacing"]["trainStepsPerEnvStep"] = rng.choice([0.001, 0.25, 1, 100])
-    if rng.random() < 0.3:
-        spec["pacing"]["maxTrainStepsBehind"] = 64 + math.ceil(100 * env_steps)
     spec.pop("bufferWorkers", None)
-    for name in ("replicas", "batchEnvironments"):
-        spec["trainers"].pop(name, None)
+    spec["trainers"].pop("batchEnvironments", None)
+    actors = spec["actors"]
+    num_actors = min(actors["replicas"], actors.get("environments", actors["replicas"]))
+    shared = math.gcd(num_actors, inside(spec, MINIBATCH_SIZES[store[2]]))
+    num_trainers = rng.choice([number for number in range(1, shared + 1) if shared % number == 0])
+    if num_trainers > 1:
+        spec["trainers"]["replicas"] = num_trainers
+    if rng.random() < 0.3:
+        spec["pacing"]["maxTrainStepsBehind"] = 64 + math.ceil(100 * num_trainers * env_steps)
     spec.get("policy", {}).pop("normalizeObservations", None)
     inside(document, store[:3]).pop("normalizeRewards", None)
 

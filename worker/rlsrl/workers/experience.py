@@ -74,11 +74,20 @@ class Experience(Protocol):
         ``close``.
         """
 
+    def may_train(self, num_transitions: Sequence[int]) -> bool:
+        """Whether the ranks train on their batches, which have so many transitions, by rank."""
+
+    def largest_ratios(self, batch: TrainingBatch) -> Sequence[float]:
+        """Return JSON values of a batch that ``completed`` needs on all ranks. Empty on policy, and without rows."""
+
+    def completed(self, batch: TrainingBatch, of_ranks: Sequence[Sequence[float]]) -> TrainingBatch:
+        """Return the batch with what depends on all ranks' batches. ``of_ranks``: each rank's ``largest_ratios``."""
+
     def trained(self, batch: TrainingBatch, result: StepResult) -> int:
         """Count a batch that was trained. Return how many transitions of this rank were trained for the first time."""
 
     def passed(self, batch: TrainingBatch) -> None:
-        """Know that no rank trained on a batch, since none has a transition in it."""
+        """Count a batch that no rank trained on, since ``may_train`` was False. Replayed rows are drawn again."""
 
     @property
     def is_behind(self) -> bool:
@@ -114,8 +123,8 @@ class Experience(Protocol):
     def ledger_snapshot(self) -> dict[str, Any]:
         """Return the ledger's JSON values to resume from."""
 
-    def state_dict(self, env_steps: int) -> dict[str, Any]:
-        """Return JSON values from which pace and draws go on after so many env steps of the run."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return JSON values from which pace and draws of this rank go on after the batches trained and passed."""
 
 
 class OnPolicyExperience(Experience):
@@ -179,6 +188,18 @@ class OnPolicyExperience(Experience):
         )
 
     @override
+    def may_train(self, num_transitions: Sequence[int]) -> bool:
+        return any(num_transitions)
+
+    @override
+    def largest_ratios(self, batch: TrainingBatch) -> Sequence[float]:
+        return ()
+
+    @override
+    def completed(self, batch: TrainingBatch, of_ranks: Sequence[Sequence[float]]) -> TrainingBatch:
+        return batch
+
+    @override
     def trained(self, batch: TrainingBatch, result: StepResult) -> int:
         num_trained = batch.num_transitions - result.num_untrained
         self._ledger.trained(num_trained, num_untrained=result.num_untrained)
@@ -228,7 +249,7 @@ class OnPolicyExperience(Experience):
         return self._ledger.snapshot()
 
     @override
-    def state_dict(self, env_steps: int) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return self._limiter.state_dict()
 
     def _count(self, discards: Sequence[Discard]) -> None:

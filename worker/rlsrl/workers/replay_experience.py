@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from rlsrl.algorithms.base import ERRORS
@@ -15,7 +17,7 @@ from rlsrl.algorithms.learner import StepResult
 from rlsrl.buffers.replay.draws import Drawn, Draws
 from rlsrl.buffers.replay.layout import FIRST_TRAINED
 from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
-from rlsrl.buffers.replay.rows import drawn_rows
+from rlsrl.buffers.replay.rows import IMPORTANCE, importance_of, largest_ratios, rows_of
 from rlsrl.buffers.replay.segments import Indices, Segments
 from rlsrl.buffers.replay.store_file import StoreFile
 from rlsrl.data.episodes import EndedEpisodes
@@ -34,7 +36,7 @@ class Drawing:
     updates: int
     """Minibatches of a training step."""
     minibatch_rows: int
-    """Transitions of a minibatch."""
+    """Transitions of this rank's part of a minibatch."""
     num_steps: int
     """Steps of a row's rewards: see ``rows.rows_of``."""
     discount: float
@@ -43,7 +45,7 @@ class Drawing:
     by_priority: bool = False
     """Whether priorities follow from the errors of trained rows."""
     seed: int = 0
-    """Decides the draws of each training step."""
+    """Decides the rank's draws of each training step."""
 
     @property
     def num_rows(self) -> int:
@@ -56,7 +58,9 @@ class ReplayBatch(TrainingBatch):
     """Rows for all minibatches of a training step, one after the other."""
 
     keys: Indices
-    """The transitions' keys."""
+    """The transitions' keys, [N]."""
+    share: NDArray[np.float64]
+    """The probability with which each was drawn from this rank's store, [N]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +74,7 @@ class ReplayStore:
     step: int
     """The training step from which the rank resumes."""
     env_steps: int
-    """The run's env steps at that step."""
+    """The rank's env steps that the run's progress contains at that step."""
 
     @property
     def held(self) -> Held:
@@ -104,12 +108,14 @@ class ReplayExperience(Experience):
         drawing: Drawing,
         grant: Callable[[int, Version, int], None],
         ledger: TrainingLedger,
+        num_ranks: int = 1,
     ) -> None:
-        """Use a store, draws from it, and a limiter that counts what it holds already.
+        """Use a rank's store, draws from it, and a limiter that counts what it holds already.
 
         ``grant`` grants credits, see ``SampleConsumer.grant``.
         """
         self.max_policy_lag = None
+        self._num_ranks = num_ranks
         self._store = store
         self._segments = store.segments
         self._draws = draws
@@ -117,6 +123,8 @@ class ReplayExperience(Experience):
         self._drawing = drawing
         self._grant = grant
         self._ledger = ledger
+        self._counted = store.env_steps
+        """Env steps of this rank that the run's progress contains: those of batches that were trained or passed."""
         self._changed = threading.Condition()
         """Guards all that follows, and the store."""
         self._arrived = [(store.uncounted, EndedEpisodes.joined([]))] if store.uncounted else []
@@ -176,7 +184,10 @@ class ReplayExperience(Experience):
     def grant(self, version: Version) -> bool:
         with self._changed:
             self._version = version
-            lanes, room, is_complete = self._limiter.take(), self._limiter.room, self._limiter.is_complete
+            # The end of the run depends on what all ranks have counted. In turns it may not depend on time.
+            waits = self._limiter.takes_turns and self._num_ranks > 1 and self._segments.env_steps > self._counted
+            lanes = 0 if waits else self._limiter.take()
+            room, is_complete = self._limiter.room, self._limiter.is_complete
         if lanes or room != self._room:
             self._room = room
             self._grant(lanes, version, room)
@@ -195,9 +206,9 @@ class ReplayExperience(Experience):
                 rng = np.random.default_rng((self._drawing.seed, self._version.step))
                 drawn = self._draws.draw(self._drawing.num_rows, rng)
                 self._age = self._segments.mean_age(drawn.keys)
-            rows = drawn_rows(
+            rows = rows_of(
                 self._segments,
-                drawn,
+                drawn.keys,
                 num_steps=self._drawing.num_steps,
                 discount=self._drawing.discount,
                 reward_clip=self._drawing.reward_clip,
@@ -211,7 +222,24 @@ class ReplayExperience(Experience):
             env_steps=sum(env_steps for env_steps, _ in arrived),
             episodes=EndedEpisodes.joined([episodes for _, episodes in arrived]),
             keys=drawn.keys,
+            share=drawn.share,
         )
+
+    @override
+    def may_train(self, num_transitions: Sequence[int]) -> bool:
+        return all(num_transitions)
+
+    @override
+    def largest_ratios(self, batch: TrainingBatch) -> Sequence[float]:
+        assert isinstance(batch, ReplayBatch), "this experience's own"
+        return largest_ratios(batch.share, size=self._drawing.minibatch_rows)
+
+    @override
+    def completed(self, batch: TrainingBatch, of_ranks: Sequence[Sequence[float]]) -> TrainingBatch:
+        """Return the batch with the rows' importance ratios under ``IMPORTANCE``."""
+        assert isinstance(batch, ReplayBatch), "this experience's own"
+        importance = importance_of(batch.share, of_ranks, size=self._drawing.minibatch_rows)
+        return replace(batch, arrays={**batch.arrays, IMPORTANCE: importance})
 
     @override
     def trained(self, batch: TrainingBatch, result: StepResult) -> int:
@@ -232,6 +260,7 @@ class ReplayExperience(Experience):
             )
         keys = batch.keys if result.trained_rows is None else batch.keys[result.trained_rows]
         with self._changed:
+            self._counted += batch.env_steps
             self._limiter.trained()
             if result.errors is not None:
                 is_known = np.isfinite(result.errors)
@@ -251,7 +280,8 @@ class ReplayExperience(Experience):
 
     @override
     def passed(self, batch: TrainingBatch) -> None:
-        """Nothing follows from a batch without rows."""
+        with self._changed:
+            self._counted += batch.env_steps
 
     @property
     @override
@@ -266,7 +296,10 @@ class ReplayExperience(Experience):
     @override
     def expect(self, progress: Progress, stop: StopConditions) -> None:
         with self._changed:
-            ends = [] if stop.env_steps is None else [stop.env_steps]
+            ends = []
+            if stop.env_steps is not None:  # each rank gathers an equal part of what is left
+                left = math.ceil((stop.env_steps - progress.env_steps) / self._num_ranks)
+                ends.append(self._counted + left)
             if stop.train_steps is not None:
                 ends.append(self._limiter.env_steps_for(stop.train_steps - progress.train_steps))
             self._limiter.expect(0 if stop.now else min(ends, default=None))
@@ -312,6 +345,6 @@ class ReplayExperience(Experience):
         return self._ledger.snapshot()
 
     @override
-    def state_dict(self, env_steps: int) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         with self._changed:
-            return {**self._limiter.state_dict(env_steps), "draws": self._draws.state_dict()}
+            return {**self._limiter.state_dict(self._counted), "draws": self._draws.state_dict()}

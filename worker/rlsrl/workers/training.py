@@ -219,15 +219,20 @@ class TrainingThread:
 
         Call it at a step boundary only: from the thread itself, or after its end.
         """
-        ledgers = [answer["ledger"] for answer in self._gang.agree({"ledger": self._experience.ledger_snapshot()})]
+        answers = self._gang.agree(
+            {"ledger": self._experience.ledger_snapshot(), "limiter": self._experience.state_dict()}
+        )
+        limiters = [answer["limiter"] for answer in answers]
         arrays, values = self._learner.state_dict()
         state = {
             "learner": values,
-            "limiter": self._experience.state_dict(self._progress.env_steps),
+            "limiter": limiters[0],
             "progress": self._progress.state_dict(),
             "minibatches_taken": self._skip_window.taken,
-            "ledgers": [*ledgers, *self._absent_ledgers],
+            "ledgers": [*(answer["ledger"] for answer in answers), *self._absent_ledgers],
         }
+        if self._settings.pace is not None and self._gang.size > 1:  # each rank has a pace and draws of its own
+            state["limiters"] = limiters
         return Checkpoint(
             parameters=self._learner.parameters(self._version),
             state=TrainerState(version=self._version, arrays=arrays, values=state),
@@ -266,6 +271,7 @@ class TrainingThread:
                 {
                     "ready": batch is not None and not self._compiler.blocks_training,
                     "transitions": 0 if batch is None else batch.num_transitions,
+                    "ratios": () if batch is None else self._experience.largest_ratios(batch),
                     "compiling": self._compiler.stage(),
                     "stop": self._stopping.is_set(),
                     "checkpoint": self._due_checkpoint,
@@ -285,8 +291,8 @@ class TrainingThread:
                 continue
             self._compiler.follow([answer["compiling"] for answer in answers], self._gang, self._version)
             if batch is not None and all(answer["ready"] for answer in answers):
-                if any(answer["transitions"] for answer in answers):
-                    self._train(batch)
+                if self._experience.may_train([answer["transitions"] for answer in answers]):
+                    self._train(self._experience.completed(batch, [answer["ratios"] for answer in answers]))
                 else:  # An optimizer step without a transition would still move the weights, by its momentum.
                     self._experience.passed(batch)
                     self._count_passed(batch)
@@ -403,13 +409,17 @@ class TrainingThread:
         stop, experience = self._settings.stop_conditions, self._experience
         experience.expect(self._progress, stop)
         self.ending.stop_reason = self._progress.stop_reason(stop)
-        if self.ending.stop_reason == ENV_STEPS and experience.is_behind:  # what was gathered is still to be trained
+        if self.ending.stop_reason == ENV_STEPS and self._are_all_behind():  # what was gathered is still to be trained
             self.ending.stop_reason = self._progress.stop_reason(replace(stop, env_steps=None))
         self.ending.run_failure = self._skip_window.failure(at_end=self.ending.stop_reason is not None)
         if self.ending.run_failure is not None:
             self.ending.stop_reason = UPDATES_SKIPPED
         if self.ending.stop_reason is not None:
             self._stopping.set()
+
+    def _are_all_behind(self) -> bool:
+        """Return whether every rank has another training step to make. All ranks ask: their progress is the same."""
+        return all(answer["behind"] for answer in self._agree({"behind": self._experience.is_behind}))
 
     def _report(self) -> None:
         """Report the last step's scalars, unless they were reported already."""

@@ -241,12 +241,29 @@ def _threads_need_no_groups(spec: ExperimentSpec) -> Fault | None:
 
 
 def _trainers_share_batch(spec: ExperimentSpec) -> Fault | None:
-    replicas = spec.trainers.replicas
-    if spec.batch_environments % replicas == 0:
+    replicas, replays = spec.trainers.replicas, spec.algorithm.chosen.draws_from is not None
+    if spec.batch_environments % replicas == 0 or (replays and spec.pacing.max_policy_lag > 0):
         return None
+    if replays:
+        return Fault(
+            f"{replicas} trainers take turns with their actors, and cannot have equal parts of "
+            f"{spec.batch_environments} environments",
+            near_divisors(spec.batch_environments, replicas),
+        )
     return Fault(
         f"{replicas} trainers cannot share a batch of {spec.batch_environments} environments evenly",
         near_divisors(spec.batch_environments, replicas),
+    )
+
+
+def _trainers_share_actors(spec: ExperimentSpec) -> Fault | None:
+    num_actors, replicas = spec.actors.spread.num_workers, spec.trainers.replicas
+    if spec.algorithm.chosen.draws_from is None or num_actors % replicas == 0:
+        return None
+    return Fault(
+        f"{num_actors} actors with environments cannot be shared evenly by {replicas} trainers, each of which stores "
+        "what its own actors gather",
+        f"a multiple of {replicas}",
     )
 
 
@@ -503,11 +520,12 @@ _RULES: tuple[CrossFieldRule, ...] = (
         cel=None,
         message="at least the minibatches of a training step and of a rollout",
     ),
-    _not_with_replay(
-        "trainers.replicas",
-        lambda spec: spec.trainers.replicas > 1 and spec.trainers.replicas,
-        cel=f"{_TRAINERS} <= 1",
-        allowed="1",
+    # An actor's slots go to one trainer: rewards of several steps go on from one slot into the next.
+    CrossFieldRule(
+        at="actors.replicas",
+        check=_trainers_share_actors,
+        cel=_with_divisors(f"!{_REPLAYS} || {_USED} % {_TRAINERS} == 0"),
+        message="must be a multiple of trainers.replicas with an algorithm that replays",
     ),
     _not_with_replay(
         "trainers.batchEnvironments",
@@ -600,7 +618,7 @@ _RULES: tuple[CrossFieldRule, ...] = (
     CrossFieldRule(
         at="trainers.replicas",
         check=_trainers_share_batch,
-        cel=_with_divisors(f"{_BATCH} % {_TRAINERS} == 0"),
+        cel=_with_divisors(f"{_BATCH} % {_TRAINERS} == 0 || ({_REPLAYS} && self.pacing.maxPolicyLag > 0)"),
         message="must divide the environments of a batch",
     ),
     CrossFieldRule(
@@ -698,27 +716,40 @@ class ExperimentSpec(Model):
         return self.actors.rollout_length * self.batch_environments
 
     @property
-    def updates_per_train_step(self) -> int:
-        """With replay: minibatches of a training step, those that belong to a rollout. At most ``MOST_UPDATES``."""
+    def updates_per_env_step(self) -> float:
+        """With replay: minibatches for each transition that one trainer's actors gather.
+
+        All trainers share each minibatch. So R trainers make ``trainStepsPerEnvStep`` for each transition of all actors
+        if each makes R times as many for its own.
+        """
         assert self.pacing.train_steps_per_env_step is not None, "set with an algorithm that replays"
+        return self.pacing.train_steps_per_env_step * self.trainers.replicas
+
+    @property
+    def environments_per_trainer(self) -> int:
+        """With replay: environments of one trainer's actors, at most."""
+        return -(-self.actors.num_environments // self.trainers.replicas)
+
+    @property
+    def updates_per_train_step(self) -> int:
+        """With replay: minibatches of a training step, those that belong to a rollout for each trainer. At most
+        ``MOST_UPDATES``."""
         env_steps = self.actors.rollout_length * max(self.actors.rollout_environments)
-        return max(1, min(MOST_UPDATES, round(self.pacing.train_steps_per_env_step * env_steps)))
+        return max(1, min(MOST_UPDATES, round(self.updates_per_env_step * env_steps)))
 
     @property
     def least_train_steps_behind(self) -> int:
         """With replay: the smallest ``maxTrainStepsBehind`` with which actors and trainer never wait for each other."""
-        assert self.pacing.train_steps_per_env_step is not None, "set with an algorithm that replays"
         env_steps = self.actors.rollout_length * max(self.actors.rollout_environments)
-        return self.updates_per_train_step + math.ceil(self.pacing.train_steps_per_env_step * env_steps)
+        return self.updates_per_train_step + math.ceil(self.updates_per_env_step * env_steps)
 
     @property
     def train_steps_behind(self) -> int:
         """With replay: ``maxTrainStepsBehind``, or its default."""
-        assert self.pacing.train_steps_per_env_step is not None, "set with an algorithm that replays"
         if self.pacing.max_train_steps_behind is not None:
             return self.pacing.max_train_steps_behind
-        env_steps = 2 * self.actors.rollout_length * self.actors.num_environments
-        return self.updates_per_train_step + math.ceil(self.pacing.train_steps_per_env_step * env_steps)
+        env_steps = 2 * self.actors.rollout_length * self.environments_per_trainer
+        return self.updates_per_train_step + math.ceil(self.updates_per_env_step * env_steps)
 
     @property
     def least_policy_lag(self) -> int:

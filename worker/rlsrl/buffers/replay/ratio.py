@@ -178,7 +178,7 @@ class RatioLimiter:
         return self._updates_per_step + self._steps_per_lane * pace.most_lanes * pace.updates_per_env_step
 
     def state_dict(self, env_steps: int) -> dict[str, Any]:
-        """Return the counts that belong to a training step, with as many ``env_steps`` as the run's progress has.
+        """Return the counts that belong to a training step, with the ``env_steps`` that the run's progress contains.
 
         More may be stored: they have arrived, and count with the next batch.
         """

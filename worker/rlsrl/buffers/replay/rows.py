@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.buffers.replay.draws import Drawn
 from rlsrl.buffers.replay.layout import EPISODE_START
 from rlsrl.buffers.replay.segments import NONE, Indices, Segments, stack_places
 from rlsrl.data.specs import Arrays
@@ -15,17 +15,34 @@ from rlsrl.data.specs import Arrays
 NEXT = "next/"
 """Prefix of the paths of observations that transitions lead to."""
 IMPORTANCE = "importance"
-"""Name of the rows' importance ratios, [N] float32: how much more often a row would be drawn if all had the same
-probability, ``1 / (num_transitions * P(i))``. Which power of it corrects a loss, the algorithm decides."""
+"""Name of the rows' importance ratios, [N] float32, in (0, 1]: see ``importance_of``. Which power of it corrects a
+loss, the algorithm decides."""
 
 
-def drawn_rows(
-    segments: Segments, drawn: Drawn, *, num_steps: int, discount: float, reward_clip: float | None = None
-) -> Arrays:
-    """Return the rows of the transitions that were drawn, and their importance ratios under ``IMPORTANCE``."""
-    rows = rows_of(segments, drawn.keys, num_steps=num_steps, discount=discount, reward_clip=reward_clip)
-    importance = 1.0 / (drawn.share * segments.num_transitions)
-    return {**rows, IMPORTANCE: importance.astype(np.float32)}
+def largest_ratios(share: NDArray[np.float64], *, size: int) -> list[float]:
+    """Return the largest ``1 / P(i)`` of the rows of each minibatch, by the probabilities [K * size] of the draws."""
+    largest: list[float] = (1.0 / share.reshape(-1, size).min(axis=1)).tolist()
+    return largest
+
+
+def importance_of(
+    share: NDArray[np.float64], of_ranks: Sequence[Sequence[float]], *, size: int
+) -> NDArray[np.float32]:
+    """Return the importance ratios of rows, [K * size], by the probabilities with which this rank drew them.
+
+    A row's ratio says how much more often it would be drawn if the transitions of all ranks had the same probability.
+    Of R ranks, each draws an equal part of a minibatch from its own store. So among N transitions of all ranks the
+    ratio is ``R / (N * P(i))``, however many of them each rank has. It is divided by the largest ratio of its minibatch
+    over all ranks' rows, as in Schaul et al. 2016, section 3.4: R and N cancel.
+
+    Args:
+        share: ``Drawn.share``.
+        of_ranks: ``largest_ratios`` of each rank.
+        size: Rows of this rank's part of a minibatch.
+    """
+    largest = np.max(np.array(of_ranks, np.float64), axis=0)[:, np.newaxis]
+    ratios = 1.0 / share.reshape(-1, size) / largest
+    return ratios.reshape(-1).astype(np.float32)
 
 
 def rows_of(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,13 +45,19 @@ def open_store(
     if replay is None:
         return None
     assert settings is not None, "the algorithm replays"
+    settings = share_of(settings, config.num_trainers)
     layout = replay_layout(config.environment, slot, settings)
-    path = _path(replay, context)
+    path = _path(replay, context.role, context.index)
+    counts = None if state is None else _counts_of(state, context.index)
+    if counts is None:  # a store of a rank that the checkpoint does not know is of another time
+        former = None
+    if context.index == 0:
+        _remove_stores_from(config.num_trainers, replay, context.role)
     try:
         file = StoreFile.open(path, layout, former=former, owner=context.incarnation)
     except OSError as error:
         raise ConfigurationError(_why_not_opened(error, path, layout.nbytes, capacity=settings.capacity)) from error
-    env_steps = 0 if state is None else int(state.values["limiter"]["stored"])
+    env_steps = 0 if state is None else int((counts or _counts_without_debt(state, config.num_trainers))["stored"])
     store = ReplayStore(
         segments=Segments(layout, file.content, env_steps=env_steps),
         file=file,
@@ -71,7 +79,7 @@ def discard_store(config: TrainerConfig, context: WorkerContext) -> None:
     """
     if config.replay is None:
         return
-    _path(config.replay, context).unlink(missing_ok=True)
+    _path(config.replay, context.role, context.index).unlink(missing_ok=True)
     with closing(context.open_ledger_page()) as page:
         if held := page.record.counters["in_buffer"]:
             ledger = TrainerLedger(page)
@@ -79,8 +87,39 @@ def discard_store(config: TrainerConfig, context: WorkerContext) -> None:
             ledger.end()
 
 
-def _path(replay: ReplayConfig, context: WorkerContext) -> Path:
-    return Path(replay.folder) / f"{context.role}-{context.index}{SUFFIX}"
+def _path(replay: ReplayConfig, role: str, rank: int) -> Path:
+    return Path(replay.folder) / f"{role}-{rank}{SUFFIX}"
+
+
+def _remove_stores_from(rank: int, replay: ReplayConfig, role: str) -> None:
+    """Remove the stores of this rank and of higher ones, which an earlier gang had. No later one uses them."""
+    while (path := _path(replay, role, rank)).exists():
+        path.unlink()
+        rank += 1
+
+
+def share_of(settings: ReplaySpec, num_ranks: int) -> ReplaySpec:
+    """Return the settings of one rank's store: each has an equal part of the transitions, rounded up."""
+    shares = {"capacity": -(-settings.capacity // num_ranks), "start": -(-settings.start // num_ranks)}
+    return settings.model_copy(update=shares)
+
+
+def _counts_of(state: TrainerState, rank: int) -> Mapping[str, Any] | None:
+    """Return what ``ReplayExperience.state_dict`` of a rank has said; None if the gang of the state had no such rank.
+
+    With one rank it is under ``limiter``, as it was before there could be several.
+    """
+    of_ranks = state.values.get("limiters", [state.values["limiter"]])
+    return of_ranks[rank] if rank < len(of_ranks) else None
+
+
+def _counts_without_debt(state: TrainerState, num_ranks: int) -> Mapping[str, Any]:
+    """Return counts for a rank that the gang of the state did not have: the run's updates are made, and were due.
+
+    The rank counts an equal part of the run's env steps as its own, so that it is past the start if the run is.
+    """
+    updates = state.values["limiter"]["updates"]
+    return {"stored": state.values["progress"]["env_steps"] // num_ranks, "due": updates, "updates": updates}
 
 
 def _why_not_opened(error: OSError, path: Path, num_bytes: int, *, capacity: int) -> str:
@@ -100,10 +139,13 @@ def replay_experience(
     store: ReplayStore,
     consumer: SampleConsumer,
     ledger: TrainingLedger,
+    *,
+    rank: int = 0,
 ) -> ReplayExperience:
     """Return a rank's experience, with the present settings and what its store holds."""
     settings, segments = config.algorithm.chosen.draws_from, store.segments
     assert settings is not None, "the algorithm replays"
+    settings = share_of(settings, config.num_trainers)
     limiter = RatioLimiter(
         pace_of(replay),
         start=settings.start,
@@ -112,15 +154,17 @@ def replay_experience(
     )
     draws = draws_from(segments, settings)
     if state is not None:
-        limiter.load_state_dict(state.values["limiter"], stored=segments.env_steps, held=segments.num_transitions)
-        draws.load_state_dict(state.values["limiter"].get("draws", {}))
+        counts = _counts_of(state, rank) or _counts_without_debt(state, config.num_trainers)
+        limiter.load_state_dict(counts, stored=segments.env_steps, held=segments.num_transitions)
+        draws.load_state_dict(counts.get("draws", {}))
     return ReplayExperience(
         store=store,
         draws=draws,
         limiter=limiter,
-        drawing=drawing_of(config, replay),
+        drawing=drawing_of(config, replay, rank=rank),
         grant=consumer.grant,
         ledger=ledger,
+        num_ranks=config.num_trainers,
     )
 
 
@@ -141,7 +185,7 @@ def pace_of(replay: ReplayConfig) -> Pace:
     )
 
 
-def drawing_of(config: TrainerConfig, replay: ReplayConfig) -> Drawing:
+def drawing_of(config: TrainerConfig, replay: ReplayConfig, *, rank: int = 0) -> Drawing:
     """Return what a training step of the rank draws."""
     settings = config.algorithm.chosen
     assert settings.draws_from is not None, "the algorithm replays"
@@ -152,7 +196,7 @@ def drawing_of(config: TrainerConfig, replay: ReplayConfig) -> Drawing:
         discount=settings.discount,
         reward_clip=settings.reward_clip,
         by_priority=settings.draws_from.priorities is not None,
-        seed=derived_seed(config.seed, "draws"),
+        seed=derived_seed(config.seed, "draws", *([rank] if rank else [])),
     )
 
 

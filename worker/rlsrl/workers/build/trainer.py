@@ -116,7 +116,7 @@ def build_trainer(
         layout = batch_layout(config, env_spec)
         ledger, store = _resumed_ledger(config, context, state, layout, resources)
         consumer = _open_consumer(config, context, layout, ledger, resources)
-        experience = _experience(config, state, store, layout, consumer, ledger)
+        experience = _experience(config, state, store, layout, consumer, ledger, rank=gang.rank)
         checkpoints = _checkpoint_writer(config, context, db, wait_for_exit)
         training = TrainingThread(
             learning=_learning(config, context, env_spec, learner, device),
@@ -400,9 +400,11 @@ def _experience(
     layout: SlotLayout,
     consumer: SampleConsumer,
     ledger: TrainerLedger,
+    *,
+    rank: int,
 ) -> Experience:
     if config.replay is not None and store is not None:
-        return replay_experience(config, config.replay, state, store, consumer, ledger)
+        return replay_experience(config, config.replay, state, store, consumer, ledger, rank=rank)
     limiter = RateLimiter.on_policy(batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
     if state is not None:
         limiter.load_state_dict(state.values["limiter"])
