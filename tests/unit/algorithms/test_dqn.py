@@ -50,7 +50,7 @@ def rows_of(seed: int = 0, *, num_rows: int = UPDATES_A_STEP * SIZE) -> Arrays:
         "action": rng.integers(0, 4, num_rows),
         "reward": 3 * rng.standard_normal(num_rows, np.float32),
         "discount": discount,
-        IMPORTANCE: rng.uniform(0.1, 4.0, num_rows).astype(np.float32),
+        IMPORTANCE: rng.uniform(0.1, 1.0, num_rows).astype(np.float32),
     }
 
 
@@ -78,7 +78,7 @@ class SingleFile:
             self.update({name: array[start : start + SIZE] for name, array in rows.items()})
 
     def update(self, rows: Arrays) -> None:
-        weights = (rows[IMPORTANCE] / rows[IMPORTANCE].max()) ** self.spec.importance_exponent
+        weights = rows[IMPORTANCE] ** self.spec.importance_exponent
         losses = []
         for row in range(SIZE):
             q = self.network(torch.from_numpy(rows["observation"][row]))[int(rows["action"][row])]
@@ -210,7 +210,7 @@ def test_quantiles_are_regressed_towards_those_of_the_target(huber_delta: float)
     following = {"observation": torch.from_numpy(rows[NEXT + "observation"])}
     best = policy.pure(online, following)["quantiles"].mean(-1).argmax(-1)
     of_target = policy.pure(target, following)["quantiles"]
-    importance = rows[IMPORTANCE] / rows[IMPORTANCE].max()
+    importance = rows[IMPORTANCE]
     expected, errors = torch.zeros(()), []
     for row in range(SIZE):
         theta = heads["quantiles"][row, int(rows["action"][row])]
@@ -228,7 +228,7 @@ def test_quantiles_are_regressed_towards_those_of_the_target(huber_delta: float)
     torch.testing.assert_close(gradient, by_loops, rtol=1e-3, atol=1e-5)
 
 
-def test_minibatches_are_the_rows_in_order_with_their_importance_up_to_the_largest() -> None:
+def test_minibatches_are_the_rows_in_order_with_their_importance() -> None:
     policy, rows = policy_of(), rows_of()
     algorithm = build(spec_of(), policy, 2, None)
     params = {POLICY: torch.from_numpy(policy.parameters(Version(0, 0)).vector.copy())}
@@ -237,8 +237,7 @@ def test_minibatches_are_the_rows_in_order_with_their_importance_up_to_the_large
     assert schedule[INDEX].flatten().tolist() == list(range(UPDATES_A_STEP * SIZE))
     assert schedule[INDEX].shape == (2 * UPDATES_A_STEP, SIZE // 2), "two ranks share each minibatch"
     torch.testing.assert_close(schedule[WEIGHT], torch.full_like(schedule[WEIGHT], 1 / SIZE))
-    importance = rows[IMPORTANCE].reshape(-1, SIZE // 2)
-    np.testing.assert_allclose(schedule[IMPORTANCE].numpy(), importance / importance.max(axis=1, keepdims=True))
+    np.testing.assert_array_equal(schedule[IMPORTANCE].numpy(), rows[IMPORTANCE].reshape(-1, SIZE // 2))
 
 
 def test_actions_are_random_until_training_begins() -> None:

@@ -85,7 +85,7 @@ def rows_of(env_spec: EnvSpec, seed: int = 0, *, num_rows: int = UPDATES_A_STEP 
         "action": rng.integers(0, CHOICES, num_rows) if env_spec is DISCRETE else vectors,
         "reward": 3 * rng.standard_normal(num_rows, np.float32),
         "discount": discount,
-        IMPORTANCE: rng.uniform(0.1, 4.0, num_rows).astype(np.float32),
+        IMPORTANCE: rng.uniform(0.1, 1.0, num_rows).astype(np.float32),
     }
 
 
@@ -125,7 +125,7 @@ class Program:
                 name: torch.from_numpy(array[part]).to(torch.int64 if array.dtype.kind == "i" else torch.float64)
                 for name, array in rows.items()
             }
-            weights = (double[IMPORTANCE] / double[IMPORTANCE].max()) ** 0.4
+            weights = double[IMPORTANCE] ** 0.4
             self.update(double, weights, now, following)
 
     def update(self, rows: dict[str, Tensor], weights: Tensor, noise: Any, next_noise: Any) -> None:

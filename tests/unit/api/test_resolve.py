@@ -8,7 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from rlsrl.api.live import name_of
-from rlsrl.api.load import load_text
+from rlsrl.api.load import SpecError, load_text
 from rlsrl.api.placement import Placement, cluster_placement, local_placement
 from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.resolved import (
@@ -158,6 +158,56 @@ def test_without_buffer_workers_actors_post_to_every_trainer() -> None:
     assert experiment.coordinator.num_buffer_workers == 0
     assert experiment.actor.consumers_of(1) == dict(enumerate(experiment.trainer.samples_endpoints))
     assert experiment.trainer.num_producers == 2
+
+
+REPLAY = ("algorithm={dqn: {minibatchSize: 48, replay: {start: 100}}}", "pacing={trainStepsPerEnvStep: 0.25}")
+
+
+def test_with_replay_each_actor_has_a_home_trainer_and_each_trainer_a_part_of_the_pace() -> None:
+    overrides = (*REPLAY, "actors={environments: 24, replicas: 6, rolloutLength: 8}")
+    one, three = (resolved(*overrides, f"trainers.replicas={number}") for number in (1, 3))
+    assert [list(one.actor.consumers_of(index)) for index in range(6)] == [[0]] * 6
+    endpoints = three.trainer.samples_endpoints
+    homes = [three.actor.consumers_of(index) for index in range(6)]
+    assert homes == [{rank: endpoints[rank]} for rank in (0, 1, 2, 0, 1, 2)]
+    assert (one.trainer.num_producers, three.trainer.num_producers) == (6, 2)
+    assert one.trainer.replay is not None
+    assert three.trainer.replay is not None
+    assert one.trainer.replay.updates_per_env_step == 0.25
+    assert three.trainer.replay.updates_per_env_step == 3 * 0.25
+    assert one.trainer.replay.updates_per_step == 8, "4 environments x 8 steps x 0.25"
+    assert three.trainer.replay.updates_per_step == 24, "so many of each trainer"
+    assert one.trainer.replay.most_updates_behind == 8 + 2 * 24 * 8 / 4
+    assert three.trainer.replay.most_updates_behind == 24 + 2 * 8 * 8 * 3 / 4
+    in_turn = resolved(*overrides, "trainers.replicas=3", "pacing.maxPolicyLag=0").trainer.replay
+    assert in_turn is not None
+    assert in_turn.lanes_in_turn == 8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (("actors={environments: 12, replicas: 4}",), None),
+        (("actors={environments: 13, replicas: 4}",), None),
+        (("actors={environments: 12, replicas: 3}",), "actors.replicas: 3 actors with environments cannot be shared"),
+        (("actors={environments: 3, replicas: 4}",), "actors.replicas: 3 actors with environments cannot be shared"),
+        (("actors={environments: 12, replicas: 2}", "pacing.maxPolicyLag=0"), None),
+        (
+            ("actors={environments: 13, replicas: 4}", "pacing.maxPolicyLag=0"),
+            "trainers.replicas: 2 trainers take turns with their actors, and cannot have equal parts of 13",
+        ),
+    ],
+)
+def test_with_replay_trainers_share_the_actors(overrides: tuple[str, ...], problem: str | None) -> None:
+    def load() -> ResolvedExperiment:
+        return resolved(*REPLAY, "trainers.replicas=2", *overrides)
+
+    if problem is None:
+        assert load().trainer.num_trainers == 2
+        return
+    with pytest.raises(SpecError) as raised:
+        load()
+    assert problem in str(raised.value)
 
 
 @pytest.mark.parametrize("transport", ["auto", "grpc"])

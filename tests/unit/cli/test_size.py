@@ -129,6 +129,11 @@ def test_a_replay_store_is_sized(tmp_path: Path) -> None:
     assert re.search(
         r"(?m)^replay store: 2,000,000 transitions of \d\d bytes are a file of \d\d\.\d MB$", result.stdout
     )
+    result = size(file, "--env-step-seconds", "1e-5", "--set", "trainers.replicas=2", "--set", "actors.replicas=2")
+    assert result.exit_code == 0, result.output
+    assert re.search(
+        r"(?m)^replay stores: 2,000,000 transitions of \d\d bytes are 2 files of \d\d\.\d MB$", result.stdout
+    )
 
 
 def test_the_user_s_own_modules_are_found_beside_the_file(tmp_path: Path) -> None:

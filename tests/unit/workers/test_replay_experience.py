@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -60,6 +61,7 @@ class Bench:
         capacity: int = 60,
         lanes_in_turn: int | None = None,
         by_priority: bool = False,
+        num_ranks: int = 1,
     ) -> None:
         self.source = SlotSource(num_steps=STEPS, num_lanes=LANES)
         store = empty_replay_store(
@@ -91,6 +93,7 @@ class Bench:
             drawing=Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9, by_priority=by_priority),
             grant=lambda *arguments: self.granted.append(arguments),
             ledger=self.ledger,
+            num_ranks=num_ranks,
         )
         self.step = 0
         self.without_rows: list[TrainingBatch] = []
@@ -115,10 +118,13 @@ class Bench:
 
     def train(self, taken: tuple[bool, ...] = (True,) * UPDATES) -> ReplayBatch | None:
         batch = self.experience.next_batch(timeout=0)
-        if batch is None or not batch.num_transitions:
-            self.without_rows += [] if batch is None else [batch]
+        if batch is None:
             return None
-        assert isinstance(batch, ReplayBatch)
+        if not batch.num_transitions:
+            self.experience.passed(batch)
+            self.without_rows.append(batch)
+            return None
+        batch = completed(self.experience, batch)
         self.step += 1
         self.experience.trained(batch, result_of(self.step, taken))
         self.experience.grant(Version(1, self.step))
@@ -128,6 +134,15 @@ class Bench:
 @pytest.fixture
 def make_bench(tmp_path: Path) -> Callable[..., Bench]:
     return partial(Bench, tmp_path)
+
+
+def completed(experience: ReplayExperience, *batches: TrainingBatch | None) -> ReplayBatch:
+    """Return the first batch as it is trained beside those of further ranks."""
+    ratios = [experience.largest_ratios(batch) for batch in batches if batch is not None]
+    assert batches[0] is not None
+    whole = experience.completed(batches[0], json.loads(json.dumps(ratios)))
+    assert isinstance(whole, ReplayBatch)
+    return whole
 
 
 def result_of(step: int, taken: tuple[bool, ...]) -> StepResult:
@@ -198,22 +213,20 @@ def test_draws_by_priority_follow_the_errors_of_rows_and_say_how_to_correct_them
     bench = Bench(tmp_path, by_priority=True)
     for _ in range(4):
         bench.gather()
-    first = bench.experience.next_batch(timeout=0)
-    assert isinstance(first, ReplayBatch)
-    np.testing.assert_allclose(first.arrays[IMPORTANCE], 1.0)
+    first = completed(bench.experience, bench.experience.next_batch(timeout=0))
+    np.testing.assert_array_equal(first.arrays[IMPORTANCE], 1.0)
     errors = np.full(UPDATES * ROWS, np.nan, np.float32)
     errors[:-1] = 0.25
     errors[0] = 3.0
     bench.experience.trained(first, replace(result_of(1, (True,) * UPDATES), errors=errors))
     bench.experience.grant(Version(1, 1))
-    number = bench.segments.num_transitions
     known = {int(key): float(error) for key, error in zip(first.keys[:-1], errors[:-1], strict=True)}
     place = {int(key): known.get(int(key), 1.0) for key in bench.held()}
     total = sum(place.values())
-    second = bench.experience.next_batch(timeout=0)
-    assert isinstance(second, ReplayBatch)
-    expected = [total / (number * place[int(key)]) for key in second.keys]
-    np.testing.assert_allclose(second.arrays[IMPORTANCE], expected, rtol=1e-4)
+    second = completed(bench.experience, bench.experience.next_batch(timeout=0))
+    expected = np.array([total / place[int(key)] for key in second.keys]).reshape(UPDATES, ROWS)
+    expected /= expected.max(axis=1, keepdims=True)
+    np.testing.assert_allclose(second.arrays[IMPORTANCE], expected.reshape(-1), rtol=1e-4)
     with pytest.raises(ConfigurationError, match="is to draw by priority, and no loss has 'errors'"):
         bench.experience.trained(second, result_of(2, (True,) * UPDATES))
 
@@ -239,7 +252,7 @@ def test_gathering_begins_alone_then_both_go_on_at_the_ratio(make_bench: Callabl
     assert bench.train() is not None
     assert bench.lanes_left > before
     assert bench.granted[-1][1] == Version(1, 1)
-    assert bench.experience.state_dict(0)["updates"] == UPDATES
+    assert bench.experience.state_dict()["updates"] == UPDATES
 
 
 def test_the_policy_lag_is_that_of_the_slots_that_have_arrived(make_bench: Callable[..., Bench]) -> None:
@@ -369,6 +382,92 @@ def test_a_run_gathers_no_more_than_it_needs_and_trains_all_that_is_due(
     assert not bench.experience.is_behind
     assert end <= bench.inserted < end + STEPS * LANES
     assert 0 <= (bench.inserted - 20) * 0.5 - progress.minibatches < UPDATES
+
+
+@pytest.mark.parametrize("by_priority", [False, True])
+def test_importance_counts_the_rows_of_all_ranks_whatever_each_has_stored(by_priority: bool, tmp_path: Path) -> None:
+    ranks = []
+    for rank, slots in enumerate((4, 6)):
+        (tmp_path / str(rank)).mkdir()
+        ranks.append(bench := Bench(tmp_path / str(rank), by_priority=by_priority, num_ranks=2))
+        for _ in range(slots):
+            bench.gather()
+        if by_priority:
+            errors = np.random.default_rng(rank).uniform(0.1, 9.0, len(bench.held())).astype(np.float32)
+            bench.experience._draws.settle(np.array(bench.held()), errors)
+    batches = [bench.experience.next_batch(timeout=0) for bench in ranks]
+    found = [completed(ranks[own].experience, batches[own], batches[1 - own]) for own in range(2)]
+    held = [len(bench.held()) for bench in ranks]
+    assert held[0] < held[1]
+    for update in range(UPDATES):
+        part = slice(update * ROWS, (update + 1) * ROWS)
+        ratios = []
+        for number, bench, batch in zip(held, ranks, found, strict=True):
+            draws: Any = bench.experience._draws
+            for key in batch.keys[part].tolist():
+                share = 1 / number
+                if by_priority:
+                    place = key % bench.segments.layout.num_places
+                    share = draws._tree[np.array([place])][0] / draws._tree.total
+                # A row of all would be drawn with 1 / sum(held); half of a minibatch is drawn from this rank's.
+                ratios.append(2 * number / sum(held) * (1 / (number * share)))
+        expected = [ratio / max(ratios) for ratio in ratios]
+        of_both = np.concatenate([batch.arrays[IMPORTANCE][part] for batch in found])
+        np.testing.assert_allclose(of_both, expected, rtol=1e-6)
+        assert of_both.max() == 1.0
+
+
+def test_a_batch_that_no_rank_trained_on_comes_again_with_the_same_rows(make_bench: Callable[..., Bench]) -> None:
+    """As on a rank whose training is due while that of another one is not."""
+    bench = make_bench(num_ranks=2)
+    for _ in range(4):
+        bench.gather()
+    first = bench.experience.next_batch(timeout=0)
+    assert isinstance(first, ReplayBatch)
+    assert (bench.experience.may_train([12, 0]), bench.experience.may_train([12, 12])) == (False, True)
+    bench.experience.passed(first)
+    again = bench.experience.next_batch(timeout=0)
+    assert isinstance(again, ReplayBatch)
+    np.testing.assert_array_equal(again.keys, first.keys)
+    assert (first.env_steps, again.env_steps, again.episodes.returns) == (bench.inserted, 0, [])
+    assert bench.experience.state_dict()["stored"] == bench.inserted
+    assert bench.experience.state_dict()["updates"] == 0
+    assert bench.ledger.terms.total() == 0
+
+
+def test_a_rank_counts_its_own_env_steps_and_gathers_its_part_of_what_is_left(make_bench: Callable[..., Bench]) -> None:
+    bench, progress = make_bench(ratio=0.1, start=0, num_ranks=2), Progress(episodes=3)
+    never = dict.fromkeys(("return_mean", "train_steps", "wall_seconds"))
+    stop = StopConditions(episodes=3, env_steps=100, **never)
+    counted, others = 0, 7  # the other rank is ahead by so many
+    while progress.env_steps < 100:
+        bench.experience.expect(progress, stop)
+        bench.experience.grant(Version(1, bench.step))
+        assert bench.lanes_left > 0, "the run is not at its end"
+        bench.gather()
+        assert bench.experience.state_dict()["stored"] == counted, "what has arrived is not in the progress yet"
+        batch = bench.experience.next_batch(timeout=0)
+        assert batch is not None
+        bench.experience.passed(batch)
+        counted += batch.env_steps
+        progress.gathered(batch.episodes, env_steps=2 * batch.env_steps + others)
+        others = 0
+    assert bench.experience.state_dict()["stored"] == bench.inserted == bench.segments.env_steps
+    assert (100 - 7) / 2 <= bench.inserted < (100 - 7) / 2 + 2 * STEPS * LANES
+
+
+def test_in_turn_a_rank_of_several_gathers_again_only_after_all_is_counted(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(start=1000, capacity=2000, lanes_in_turn=2 * LANES, num_ranks=2)
+    bench.gather()
+    bench.gather()
+    assert bench.lanes_left == 0
+    bench.experience.grant(Version(1, 0))
+    assert bench.lanes_left == 0, "the end of the run depends on what the other rank has gathered"
+    batch = bench.experience.next_batch(timeout=0)
+    assert batch is not None
+    bench.experience.passed(batch)
+    bench.experience.grant(Version(1, 0))
+    assert bench.lanes_left == 2 * LANES
 
 
 @pytest.mark.parametrize("what", ["slots", "close"])

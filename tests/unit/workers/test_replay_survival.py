@@ -191,6 +191,7 @@ class Life:
             return False
         self.env_steps += batch.env_steps
         if not batch.num_transitions:
+            self.experience.passed(batch)
             return False
         assert isinstance(batch, ReplayBatch)
         self.step += 1
@@ -202,7 +203,7 @@ class Life:
     def save(self) -> None:
         values = {
             "ledgers": [self.ledger.snapshot()],
-            "limiter": self.experience.state_dict(self.env_steps),
+            "limiter": self.experience.state_dict(),
             "progress": self.env_steps,
             "dues": self._run.dues[: self.env_steps + 1],
         }

@@ -145,12 +145,13 @@ def _replay_lines(spec: ExperimentSpec, env_spec: EnvSpec) -> Iterator[str]:
     """Yield the size of the replay store, if there is one."""
     from rlsrl.data.slots import rollout_layout
     from rlsrl.sizing.report import replay_line
-    from rlsrl.workers.build.replay import replay_layout
+    from rlsrl.workers.build.replay import replay_layout, share_of
 
     if (replay := spec.algorithm.chosen.draws_from) is not None:
+        num_trainers = spec.trainers.replicas
         slot = rollout_layout(env_spec, num_steps=spec.actors.rollout_length, num_lanes=1)
-        layout = replay_layout(spec.worker_environment, slot, replay)
-        yield replay_line(capacity=replay.capacity, nbytes=layout.nbytes)
+        layout = replay_layout(spec.worker_environment, slot, share_of(replay, num_trainers))
+        yield replay_line(capacity=replay.capacity, nbytes=layout.nbytes, num_stores=num_trainers)
 
 
 def _hardware(cores: int | None, gigabits: float | None) -> Hardware:

@@ -34,9 +34,11 @@ def environment_line(environment: EnvironmentSpeed, source: str) -> str:
     return f"environment: {_micro(environment.step_seconds)}{waits} a step ({source})"
 
 
-def replay_line(*, capacity: int, nbytes: int) -> str:
-    """Return the size of a replay store."""
-    return f"replay store: {capacity:,} transitions of {nbytes / capacity:,.0f} bytes are a file of {_bytes(nbytes)}"
+def replay_line(*, capacity: int, nbytes: int, num_stores: int) -> str:
+    """Return the size of a replay store, or of one for each trainer: each is a file of ``nbytes``."""
+    stores, files = ("store", "a file") if num_stores == 1 else ("stores", f"{num_stores} files")
+    each = num_stores * nbytes / capacity
+    return f"replay {stores}: {capacity:,} transitions of {each:,.0f} bytes are {files} of {_bytes(nbytes)}"
 
 
 def limit_lines(forecast: Forecast) -> Iterator[str]:

@@ -63,9 +63,11 @@ class ReplaySpec(Model):
     """A store of transitions that are drawn again and again, in a file that outlives the trainer's process."""
 
     capacity: Annotated[int, Field(ge=1, le=1_000_000_000), INTEGRAL] = 100_000
-    """Transitions that are kept; the oldest ones go first. Steps that only reset an environment take a place, too."""
+    """Transitions that are kept, by all trainers together; the oldest ones go first. Steps that only reset an
+    environment take a place, too."""
     start: Annotated[int, Field(ge=0, le=1_000_000_000), INTEGRAL] = 1000
-    """Transitions that are stored before training begins. The first ones of the run need no training."""
+    """Transitions that are stored before training begins, by all trainers together. The first ones of the run need no
+    training."""
     n_step: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
     """Steps whose rewards are added up before the value of what follows; fewer at the end of an episode, and where the
     next rollout has not arrived."""
