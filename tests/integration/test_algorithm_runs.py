@@ -145,34 +145,33 @@ def test_it_reaches_the_goal(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way"),
-    [
-        (name, way)
-        for name in EXPERIMENTS
-        for way in WAYS
-        if name not in REPLAYING or way != "buffer worker"
-    ],
+    [(name, way) for name in EXPERIMENTS for way in WAYS if name not in REPLAYING or way != "buffer worker"],
 )
 def test_it_reaches_the_goal_with(name: str, way: str, tmp_path: Path) -> None:
     train(tmp_path, name, *WAYS[way])
 
 
-def test_replay_trains_as_often_as_the_ratio_says_to_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_trainers", [1, 2])
+def test_replay_trains_as_often_as_the_ratio_says_to_the_end(num_trainers: int, tmp_path: Path) -> None:
     desk = with_algorithm(tmp_path, Q_LEARNING)
-    changes = ("stop={envSteps: 4000}", "pacing.trainStepsPerEnvStep=0.3")
+    trainers = (f"trainers.replicas={num_trainers}", f"actors.replicas={num_trainers}")
+    changes = ("stop={envSteps: 4000}", "pacing.trainStepsPerEnvStep=0.3", *trainers)
     done = desk.call("run", "live.yaml", *settings(*changes))
     assert done.returncode == 0, done.stdout + done.stderr
     summary: dict[str, Any] = desk.facts().json("summary.json")
     assert 4000 <= summary["env_steps"] < 4000 + 8 * 16
     updates_of_a_step = round(0.3 * 8 * 16)
-    assert 0 <= (summary["env_steps"] - 1000) * 0.3 - summary["minibatches"] < updates_of_a_step
+    more_of_one_rank = 0.3 * 8 * 16 * (num_trainers - 1)
+    due = (summary["env_steps"] - 1000) * 0.3
+    assert 0 <= due - summary["minibatches"] < updates_of_a_step + more_of_one_rank
     ledger = summary["ledger"]
     assert ledger["balanced"]
     assert ledger["produced"] == summary["env_steps"] == ledger["trained"] + sum(ledger["dropped"].values())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BLOCKS)
-def test_it_survives_a_kill_of_each_role(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "num_trainers"), [*((name, 1) for name in BLOCKS), ("DQN", 2), ("SAC", 2)])
+def test_it_survives_a_kill_of_each_role(name: str, num_trainers: int, tmp_path: Path) -> None:
     experiment = GATED_EXPERIMENT.replace("ppo: {{epochs: 2, minibatchSize: 256}}", BLOCKS[name])
     assert experiment != GATED_EXPERIMENT
     if name == "TD3":
@@ -181,6 +180,7 @@ def test_it_survives_a_kill_of_each_role(name: str, tmp_path: Path) -> None:
     others, roles = "  bufferWorkers: {{replicas: 1}}\n", (*ROLES, "buffer")
     if name in REPLAYING:
         others, roles = "  pacing: {{trainStepsPerEnvStep: 0.1}}\n", ROLES
+    others += f"  trainers: {{{{replicas: {num_trainers}}}}}\n"
     with KillCampaign(tmp_path, experiment + OTHER_ROLES + others, seed=1) as campaign:
         for role in roles:
             campaign.kill(role, "training")
@@ -294,7 +294,7 @@ def counts_of(desk: Desk) -> Iterator[dict[Version, dict[str, Any]]]:
                 if (newest := database.resume_point(POLICY_NAME).version) is not None:
                     state = database.load_state(POLICY_NAME, newest)
                     if state is not None:
-                        counts[newest] = state.values["limiter"]
+                        counts[newest] = state.values["limiters"][0]
 
     thread = threading.Thread(target=collect)
     thread.start()
@@ -363,3 +363,23 @@ def test_other_needs_than_the_spec_says_end_the_run(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     assert "algorithm.custom.needs.epochs is 2" in done.stdout + done.stderr
     assert "needs 1" in done.stdout + done.stderr
+
+
+def test_a_store_of_a_trainer_that_is_gone_is_dropped_and_counted(tmp_path: Path) -> None:
+    desk = with_algorithm(tmp_path, Q_LEARNING)
+    changes = ("actors.replicas=2", "parameters.everySteps=20", "trainers.replicas=2")
+    with desk.begin(*settings("stop={envSteps: 1000000}", *changes)) as run:
+        run.until(lambda: run.is_complete() and run.facts.train_steps() > 50, "training")
+        run.send(signal.SIGINT)
+        assert run.wait() == INTERRUPTED, run.output
+    held: dict[str, Any] = desk.facts().json("summary.json")["ledger"]
+    assert held["in_buffer"] > 0
+    end = held["produced"] + 2000
+    done = desk.call("run", "live.yaml", *settings(f"stop={{envSteps: {end}}}", *changes[:2], "trainers.replicas=1"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    ended: dict[str, Any] = desk.facts().json("summary.json")["ledger"]
+    assert ended["balanced"]
+    assert ended["in_buffer"] == 0
+    of_first = ended["lost"]["receiver_died"] - held["lost"]["receiver_died"]
+    assert (of_gone := ended["dropped"]["evicted"]) > 0
+    assert of_first + of_gone == held["in_buffer"], "the first one's store has another size now, and is empty"

@@ -386,6 +386,13 @@ def test_workers_without_credit_wait_for_the_end_once_the_run_needs_no_more_samp
         until(partial(awaits, what), f"the actor is shown to wait for {what}")
     trainer.report(stats={NO_MORE_SAMPLES: 1.0})
     until(lambda: awaits(END_OF_TRAINING), "all is granted again")
+    other = join(coordinator, role="trainer", index=1, attempt=1)
+    other.report(state=WorkerState.RUNNING)
+    until(lambda: awaits(CREDIT), "another rank has not granted all")
+    other.report(stats={NO_MORE_SAMPLES: 1.0})
+    until(lambda: awaits(END_OF_TRAINING), "both have granted all")
+    other.leave("finished")
+    until(lambda: awaits(END_OF_TRAINING), "the ranks that are there count")
     trainer.leave("crashed")
     until(lambda: awaits(CREDIT), "the next trainer may have to repeat steps")
 

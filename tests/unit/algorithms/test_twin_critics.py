@@ -31,6 +31,7 @@ from rlsrl.api.spec import AlgorithmSpec, SacSpec, Td3Spec
 from rlsrl.buffers.replay.rows import IMPORTANCE, NEXT
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
+from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.build import build_network, seeded
 from rlsrl.policies.cnn import NatureCnnPolicy
 from rlsrl.policies.critics import CRITICS, TwinCritics
@@ -354,6 +355,26 @@ def test_a_group_is_updated_with_every_so_many_minibatches_also_after_a_resume()
     for seed in (1, 2):
         resumed.step(rows_of(env_spec, seed))
     assert resumed.digest() == whole.digest()
+
+
+def test_ranks_draw_noise_of_their_own_whose_state_need_not_be_stored() -> None:
+    def rank(stream: int, initial: Parameters) -> Learner:
+        optimizer = Adam(epsilon=1e-8)
+        return Learner(algorithm_of(SQUASHED), initial, learning_rate=RATE, optimizer=optimizer, seed=0, stream=stream)
+
+    whole = rank(1, policy_of(SQUASHED).parameters(Version(0, 0)))
+    whole.step(rows_of(SQUASHED))
+    initial, (arrays, values) = whole.parameters(Version(0, 1)), whole.state_dict()
+    of_another_rank = np.random.default_rng(9).bit_generator.state
+    digests = []
+    for stream in (1, 1, 0, 2):
+        learner = rank(stream, initial)
+        learner.load_state_dict(arrays, {**values, "schedule_rng": of_another_rank})
+        learner.step(rows_of(SQUASHED, 1))
+        digests.append(learner.digest())
+    whole.step(rows_of(SQUASHED, 1))
+    assert digests[0] == digests[1] == whole.digest()
+    assert len(set(digests)) == 3
 
 
 def test_a_minibatch_without_an_update_of_the_policy_has_no_metrics_of_it() -> None:

@@ -138,9 +138,9 @@ def make_bench(tmp_path: Path) -> Callable[..., Bench]:
 
 def completed(experience: ReplayExperience, *batches: TrainingBatch | None) -> ReplayBatch:
     """Return the first batch as it is trained beside those of further ranks."""
-    ratios = [experience.largest_ratios(batch) for batch in batches if batch is not None]
+    of_ranks = [experience.shared(batch) for batch in batches if batch is not None]
     assert batches[0] is not None
-    whole = experience.completed(batches[0], json.loads(json.dumps(ratios)))
+    whole = experience.completed(batches[0], json.loads(json.dumps(of_ranks)))
     assert isinstance(whole, ReplayBatch)
     return whole
 
@@ -424,7 +424,9 @@ def test_a_batch_that_no_rank_trained_on_comes_again_with_the_same_rows(make_ben
         bench.gather()
     first = bench.experience.next_batch(timeout=0)
     assert isinstance(first, ReplayBatch)
-    assert (bench.experience.may_train([12, 0]), bench.experience.may_train([12, 12])) == (False, True)
+    without_rows = replace(first, share=first.share[:0])
+    of_ranks = [bench.experience.shared(batch) for batch in (first, without_rows)]
+    assert bench.experience.completed(first, of_ranks) is None
     bench.experience.passed(first)
     again = bench.experience.next_batch(timeout=0)
     assert isinstance(again, ReplayBatch)

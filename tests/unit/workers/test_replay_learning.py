@@ -112,7 +112,8 @@ def test_it_finds_the_exact_values_where_most_episodes_are_cut(tmp_path: Path) -
             gathered += LANES
         batch = experience.next_batch(timeout=0)
         assert batch is not None
-        batch = experience.completed(batch, [experience.largest_ratios(batch)])
+        batch = experience.completed(batch, [experience.shared(batch)])
+        assert batch is not None
         experience.trained(batch, learner.step(batch.arrays, env_steps=batch.env_steps))
     cut = np.count_nonzero(segments.arrays["truncated"])
     assert cut > 2 * np.count_nonzero(segments.arrays["terminated"])

@@ -6,7 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ from rlsrl.buffers.replay.rows import IMPORTANCE
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters, TrainerState
 from rlsrl.runtime.frequency import FrequencyControl
-from rlsrl.runtime.ledger import TrainerLedger
+from rlsrl.runtime.ledger import TrainerLedger, read_pages
 from rlsrl.testing.contexts import make_context
 from rlsrl.testing.replay import SlotSource, empty_replay_store
 from rlsrl.testing.waiting import until
@@ -257,13 +257,16 @@ def test_a_run_ends_on_all_ranks_for_the_same_reason_with_all_its_updates(
     end, rng = 300, random.Random(seed)
     ranks = make_ranks(turns=turns, env_steps=end)
 
-    def gather() -> bool:
-        able = [rank for rank in ranks if rank.may_gather]
-        if able:
-            rng.choice(able).gather()
+    def has_work_or_end() -> bool:
+        return has_ended() or any(rank.may_gather for rank in ranks)
+
+    def has_ended() -> bool:
         return all(rank.thread.ending.stop_reason is not None for rank in ranks)
 
-    until(gather, "the end of the run", timeout=DEADLINE_SECONDS)
+    while not has_ended():
+        until(has_work_or_end, "credits, or the end of the run", timeout=DEADLINE_SECONDS)
+        if able := [rank for rank in ranks if rank.may_gather]:
+            rng.choice(able).gather()
     for rank in ranks:
         rank.thread.join(DEADLINE_SECONDS)
         rank.thread.check()
@@ -314,9 +317,7 @@ def resumed(folder: Path, num_ranks: int, rank: int, state: TrainerState | None,
 def state_of(counts: Sequence[tuple[int, float]], updates: int) -> TrainerState:
     """Return the state of ranks that have (env steps, updates due)."""
     limiters = [{"stored": stored, "due": due, "updates": updates, "draws": {}} for stored, due in counts]
-    values: dict[str, Any] = {"limiter": limiters[0], "progress": {"env_steps": sum(stored for stored, _ in counts)}}
-    if len(limiters) > 1:
-        values["limiters"] = limiters
+    values: dict[str, Any] = {"limiters": limiters, "progress": {"env_steps": sum(stored for stored, _ in counts)}}
     return TrainerState(version=Version(1, 7), arrays={}, values=values)
 
 
@@ -342,9 +343,13 @@ def test_each_rank_resumes_from_its_own_counts(tmp_path: Path) -> None:
         assert experience.state_dict() == state.values["limiters"][rank]
 
 
-@pytest.mark.parametrize("before", [1, 2])
-def test_a_rank_that_the_checkpoint_does_not_know_starts_without_debt(before: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "is_old"), [(1, True), (1, False), (2, False)])
+def test_a_rank_that_the_checkpoint_does_not_know_starts_without_debt(
+    before: int, is_old: bool, tmp_path: Path
+) -> None:
     state = state_of([(100, 87.0), (60, 47.0)][:before], updates=40)
+    if is_old:
+        state.values["limiter"] = state.values.pop("limiters")[0]
     known = resumed(tmp_path, 3, 0, state, former=None)
     assert known.figures()["train_steps_behind"] == 47.0
     (tmp_path / "replay" / "trainer-2.store").write_bytes(b"rlsrlrp1 of another time")
@@ -354,11 +359,24 @@ def test_a_rank_that_the_checkpoint_does_not_know_starts_without_debt(before: in
     assert new.state_dict() == {"stored": (160 if before == 2 else 100) // 3, "due": 40, "updates": 40, "draws": {}}
 
 
-def test_stores_of_ranks_that_are_gone_are_removed(tmp_path: Path) -> None:
+def test_stores_of_ranks_that_are_gone_are_removed_and_counted(tmp_path: Path) -> None:
     (tmp_path / "replay").mkdir()
     for rank in range(4):
         (tmp_path / "replay" / f"trainer-{rank}.store").touch()
+    gone = make_context("trainer", tmp_path, index=3)
+    source = SlotSource(num_steps=4, num_lanes=2)
+    slot = source.slot()
+    assert slot.producer is not None
+    with closing(gone.open_ledger_page()) as page:
+        ledger = TrainerLedger(page)
+        ledger.resume(None, keeps=True)
+        ledger.take(slot.producer, slot.sequence, slot.num_transitions, slot.num_transitions)
+        ledger.trained(2)
+        ledger.end()
     resumed(tmp_path, 2, 1, None, former=None)
     assert len(list((tmp_path / "replay").iterdir())) == 4
-    resumed(tmp_path, 2, 0, None, former=None)
-    assert sorted(path.name for path in (tmp_path / "replay").iterdir()) == ["trainer-0.store", "trainer-1.store"]
+    for _ in range(2):
+        resumed(tmp_path, 2, 0, None, former=None)
+        assert sorted(path.name for path in (tmp_path / "replay").iterdir()) == ["trainer-0.store", "trainer-1.store"]
+        (record,) = read_pages(gone.ledger_folder)
+        assert (record.counters["in_buffer"], record.counters["dropped.evicted"]) == (0, slot.num_transitions - 2)

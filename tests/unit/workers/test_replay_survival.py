@@ -203,7 +203,7 @@ class Life:
     def save(self) -> None:
         values = {
             "ledgers": [self.ledger.snapshot()],
-            "limiter": self.experience.state_dict(),
+            "limiters": [self.experience.state_dict()],
             "progress": self.env_steps,
             "dues": self._run.dues[: self.env_steps + 1],
         }

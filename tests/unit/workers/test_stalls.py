@@ -188,3 +188,5 @@ def test_a_run_that_needs_no_more_samples_takes_training_steps_only() -> None:
     assert stalled([worker("trainer"), worker("actor", 0, "credit")], 999.0 + idle, clock=clock) is not None
     assert stalled([last, worker("actor", 0, "the end of training")], 999.0 + idle, clock=clock) is None
     assert stalled([last, worker("actor", 0, "the end of training")], 999.0 + 801.0, clock=clock) is not None
+    other = worker("trainer", 1)
+    assert stalled([last, other, worker("actor", 0, "credit")], 999.0 + idle, clock=clock) is not None, "one needs some"

@@ -467,7 +467,7 @@ def test_versions_are_stored_when_due_with_what_resuming_needs(make_bench: Calla
     stored = bench.stored[2]
     assert float(stored.parameters.vector[0]) == stored.state.values["learner"]["step"] == 4
     assert stored.state.version == stored.parameters.version
-    assert stored.state.values["limiter"] == {"sampled": 4 * LANES}
+    assert stored.state.values["limiters"] == [{"sampled": 4 * LANES}]
     assert [each["counters"]["trained"] for each in stored.state.values["ledgers"]] == [4 * SLOT, 80]
     assert stored.state.values["progress"]["env_steps"] == stored.metadata["env_steps"] == 4 * SLOT
     assert (stored.metadata["train_steps"], stored.metadata["program"]) == (4, None)
@@ -757,7 +757,9 @@ class SlowerRank(SoloGang):
     def agree(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
         assert self.bench is not None
         self.activities.append(self.bench.join_session.turns[-1])
-        other = {**mine, "ready": self.has_batch.is_set()} if "ready" in mine else dict(mine)
+        other = dict(mine)
+        if not self.has_batch.is_set() and "batch" in mine:
+            other["batch"] = None
         return [dict(mine), other]
 
 

@@ -87,9 +87,10 @@ class Learner:
         normalizer: Normalizer | None = None,
         reduce: Reduce = one_rank,
         parallel: bool = False,
+        stream: int = 0,
         device: torch.device = CPU,
     ) -> None:
-        """Start from ``initial``, the parameters of ``POLICY``; ``seed`` decides the minibatches' order.
+        """Start from ``initial``, the parameters of ``POLICY``; ``seed`` decides what schedules draw at random.
 
         ``optimizer`` is that of groups which name none.
 
@@ -97,6 +98,8 @@ class Learner:
 
         ``reduce`` sums over the ranks of a gang. ``parallel`` says that these are torch's default process group. The
         defaults are for one rank.
+
+        ``stream`` has schedules draw other numbers with the same seed, so that each rank may have its own.
 
         ``device`` is the device to train on, and that of the algorithm's network.
 
@@ -121,6 +124,7 @@ class Learner:
         """None until the first step: all ranks of a gang make theirs together."""
         self._compiled: tuple[Evaluate, Callable[[], MinibatchStep]] | None = None
         self._rng = np.random.default_rng(seed)
+        self._seed, self._stream = seed, stream
         self._adam = {name: AdamState.zeros(self._optimizers[name], vector) for name, vector in self._params.items()}
         self._state: Tensors = {name: tensor.clone() for name, tensor in algorithm.initial_state(self._params).items()}
         self._step = 0
@@ -151,7 +155,7 @@ class Learner:
         with np.errstate(invalid="ignore", over="ignore"):  # optimizer steps skip and count what is not finite
             normalized, counts = self._normalizer.step(slots, self._reduce)
             batch = self._algorithm.prepare(self._params, normalized, self._reduce, self._evaluate)
-            schedule = self._algorithm.schedule(batch, self._rng, self._reduce)
+            schedule = self._algorithm.schedule(batch, self._generator(), self._reduce)
         settings = self._settings()
         if self._minibatch_step is None:
             self._minibatch_step = self._steps.eager()
@@ -199,6 +203,13 @@ class Learner:
         assert self._compiled is not None, "compiled before"
         (self._evaluate, minibatch_step), self._compiled = self._compiled, None
         self._minibatch_step = minibatch_step()
+
+    def _generator(self) -> np.random.Generator:
+        """Return what this step's schedule draws from.
+
+        Only rank 0's state is stored, so the other streams have none: each step begins one anew.
+        """
+        return self._rng if self._stream == 0 else np.random.default_rng((self._seed, self._stream, self._step))
 
     def _settings(self) -> dict[str, float]:
         """Return the current learning rate and coefficients, by name."""

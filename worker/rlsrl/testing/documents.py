@@ -416,7 +416,8 @@ def _fit_replay(document: JsonDocument, store: tuple[str, ...], rng: random.Rand
     spec["trainers"].pop("batchEnvironments", None)
     actors = spec["actors"]
     num_actors = min(actors["replicas"], actors.get("environments", actors["replicas"]))
-    shared = math.gcd(num_actors, inside(spec, MINIBATCH_SIZES[store[2]]))
+    minibatch_size: Any = inside(spec, MINIBATCH_SIZES[store[2]])
+    shared = math.gcd(num_actors, minibatch_size)
     num_trainers = rng.choice([number for number in range(1, shared + 1) if shared % number == 0])
     if num_trainers > 1:
         spec["trainers"]["replicas"] = num_trainers

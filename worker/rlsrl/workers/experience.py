@@ -74,20 +74,20 @@ class Experience(Protocol):
         ``close``.
         """
 
-    def may_train(self, num_transitions: Sequence[int]) -> bool:
-        """Whether the ranks train on their batches, which have so many transitions, by rank."""
+    def shared(self, batch: TrainingBatch) -> Mapping[str, Any]:
+        """Return JSON values that all ranks have to know of this rank's batch."""
 
-    def largest_ratios(self, batch: TrainingBatch) -> Sequence[float]:
-        """Return JSON values of a batch that ``completed`` needs on all ranks. Empty on policy, and without rows."""
+    def completed(self, batch: TrainingBatch, of_ranks: Sequence[Mapping[str, Any]]) -> TrainingBatch | None:
+        """Return the batch with what depends on all ranks' batches; ``of_ranks`` are their ``shared``, by rank.
 
-    def completed(self, batch: TrainingBatch, of_ranks: Sequence[Sequence[float]]) -> TrainingBatch:
-        """Return the batch with what depends on all ranks' batches. ``of_ranks``: each rank's ``largest_ratios``."""
+        Returns None if no rank is to train on its batch. Then call ``passed``.
+        """
 
     def trained(self, batch: TrainingBatch, result: StepResult) -> int:
         """Count a batch that was trained. Return how many transitions of this rank were trained for the first time."""
 
     def passed(self, batch: TrainingBatch) -> None:
-        """Count a batch that no rank trained on, since ``may_train`` was False. Replayed rows are drawn again."""
+        """Count a batch that no rank trains on. Replayed rows are drawn again."""
 
     @property
     def is_behind(self) -> bool:
@@ -188,16 +188,16 @@ class OnPolicyExperience(Experience):
         )
 
     @override
-    def may_train(self, num_transitions: Sequence[int]) -> bool:
-        return any(num_transitions)
+    def shared(self, batch: TrainingBatch) -> Mapping[str, Any]:
+        return {"transitions": batch.num_transitions}
 
     @override
-    def largest_ratios(self, batch: TrainingBatch) -> Sequence[float]:
-        return ()
+    def completed(self, batch: TrainingBatch, of_ranks: Sequence[Mapping[str, Any]]) -> TrainingBatch | None:
+        """As ``Experience.completed``. None of the ranks has a transition, if this returns None.
 
-    @override
-    def completed(self, batch: TrainingBatch, of_ranks: Sequence[Sequence[float]]) -> TrainingBatch:
-        return batch
+        An optimizer step without a transition would still move the weights, by its momentum.
+        """
+        return batch if any(each["transitions"] for each in of_ranks) else None
 
     @override
     def trained(self, batch: TrainingBatch, result: StepResult) -> int:

@@ -60,8 +60,8 @@ class Members:
 
     @property
     def _needs_no_more_samples(self) -> bool:
-        trainer = self._members.get((TRAINER, 0))
-        return trainer is not None and self._is_present(trainer) and trainer.report.needs_no_more_samples
+        trainers = [each for each in self._members.values() if each.role == TRAINER and self._is_present(each)]
+        return bool(trainers) and all(each.report.needs_no_more_samples for each in trainers)
 
     def addresses(self, role: str) -> dict[int, str]:
         """Return the address of each present member of the role that serves streams, by index."""

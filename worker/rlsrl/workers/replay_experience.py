@@ -226,19 +226,18 @@ class ReplayExperience(Experience):
         )
 
     @override
-    def may_train(self, num_transitions: Sequence[int]) -> bool:
-        return all(num_transitions)
+    def shared(self, batch: TrainingBatch) -> Mapping[str, Any]:
+        assert isinstance(batch, ReplayBatch), "this experience's own"
+        return {"largest_ratios": largest_ratios(batch.share, size=self._drawing.minibatch_rows)}
 
     @override
-    def largest_ratios(self, batch: TrainingBatch) -> Sequence[float]:
+    def completed(self, batch: TrainingBatch, of_ranks: Sequence[Mapping[str, Any]]) -> TrainingBatch | None:
+        """As ``Experience.completed``, with the rows' importance ratios under ``IMPORTANCE``. All ranks need rows."""
         assert isinstance(batch, ReplayBatch), "this experience's own"
-        return largest_ratios(batch.share, size=self._drawing.minibatch_rows)
-
-    @override
-    def completed(self, batch: TrainingBatch, of_ranks: Sequence[Sequence[float]]) -> TrainingBatch:
-        """Return the batch with the rows' importance ratios under ``IMPORTANCE``."""
-        assert isinstance(batch, ReplayBatch), "this experience's own"
-        importance = importance_of(batch.share, of_ranks, size=self._drawing.minibatch_rows)
+        ratios = [each["largest_ratios"] for each in of_ranks]
+        if not all(ratios):
+            return None
+        importance = importance_of(batch.share, ratios, size=self._drawing.minibatch_rows)
         return replace(batch, arrays={**batch.arrays, IMPORTANCE: importance})
 
     @override

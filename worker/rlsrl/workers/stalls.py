@@ -97,7 +97,8 @@ def judge(
         (answering if answers else silent).append(each)
     stuck = {(each.role, each.index) for each in calls if each.call.seconds > STALL_SECONDS}
     works = any(_works(each) and (each.role, each.index) not in stuck for each in answering)
-    gathers = not any(each.role == TRAINER and each.report.needs_no_more_samples for each in answering)
+    trainers = [each for each in answering if each.role == TRAINER]
+    gathers = not trainers or not all(each.report.needs_no_more_samples for each in trainers)
     seconds = clock.overdue_seconds(now, WORK_SECONDS if works else STALL_SECONDS, gathers=gathers)
     if seconds is None:
         return None

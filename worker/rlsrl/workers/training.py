@@ -222,17 +222,14 @@ class TrainingThread:
         answers = self._gang.agree(
             {"ledger": self._experience.ledger_snapshot(), "limiter": self._experience.state_dict()}
         )
-        limiters = [answer["limiter"] for answer in answers]
         arrays, values = self._learner.state_dict()
         state = {
             "learner": values,
-            "limiter": limiters[0],
+            "limiters": [answer["limiter"] for answer in answers],
             "progress": self._progress.state_dict(),
             "minibatches_taken": self._skip_window.taken,
             "ledgers": [*(answer["ledger"] for answer in answers), *self._absent_ledgers],
         }
-        if self._settings.pace is not None and self._gang.size > 1:  # each rank has a pace and draws of its own
-            state["limiters"] = limiters
         return Checkpoint(
             parameters=self._learner.parameters(self._version),
             state=TrainerState(version=self._version, arrays=arrays, values=state),
@@ -264,14 +261,15 @@ class TrainingThread:
                 self._attention.clear()
             else:
                 self._grant_credits()
-                batch = batch or self._next_batch()
+                if batch is None:
+                    with self._context.waiting("batch"):
+                        batch = self._experience.next_batch(timeout=WAKE_SECONDS)
             if batch is not None and self._compiler.blocks_training:
                 self._compiler.wait(WAKE_SECONDS)
+            is_blocked = self._compiler.blocks_training
             answers = self._agree(
                 {
-                    "ready": batch is not None and not self._compiler.blocks_training,
-                    "transitions": 0 if batch is None else batch.num_transitions,
-                    "ratios": () if batch is None else self._experience.largest_ratios(batch),
+                    "batch": None if batch is None or is_blocked else self._experience.shared(batch),
                     "compiling": self._compiler.stage(),
                     "stop": self._stopping.is_set(),
                     "checkpoint": self._due_checkpoint,
@@ -290,10 +288,11 @@ class TrainingThread:
             if self._is_paused:
                 continue
             self._compiler.follow([answer["compiling"] for answer in answers], self._gang, self._version)
-            if batch is not None and all(answer["ready"] for answer in answers):
-                if self._experience.may_train([answer["transitions"] for answer in answers]):
-                    self._train(self._experience.completed(batch, [answer["ratios"] for answer in answers]))
-                else:  # An optimizer step without a transition would still move the weights, by its momentum.
+            of_ranks = [answer["batch"] for answer in answers]
+            if batch is not None and None not in of_ranks:
+                if (completed := self._experience.completed(batch, of_ranks)) is not None:
+                    self._train(completed)
+                else:
                     self._experience.passed(batch)
                     self._count_passed(batch)
                 batch = None
@@ -341,10 +340,6 @@ class TrainingThread:
             self._needs_no_samples = needs_none
             self._context.report_stats({NO_MORE_SAMPLES: float(needs_none)})
 
-    def _next_batch(self) -> TrainingBatch | None:
-        with self._context.waiting("batch"):
-            return self._experience.next_batch(timeout=WAKE_SECONDS)
-
     def _train(self, batch: TrainingBatch) -> None:
         policy_lag = self._version.step - batch.oldest_version.step
         started = self._context.clock.monotonic()
@@ -367,18 +362,15 @@ class TrainingThread:
         self._step_ended_at = now
         self._progress.trained(seconds=parts[0]["seconds"], minibatches=len(result.taken), skipped=result.skipped)
         self._skip_window.add(result.taken)
-        most = self._experience.max_policy_lag
-        exceeds = most is not None and policy_lag > most
-        _show_step(self._context.metrics, result, policy_lag, exceeds=exceeds)
+        _show_step(self._context.metrics, result, policy_lag, most=self._experience.max_policy_lag)
         self._look_ahead()
         lag = float(max(part["policy_lag"] for part in parts))
-        of_step = {f"train/{name}": value for name, value in result.metrics.items()}
         scalars = _scalars(self._progress, self._experience, self._context.metrics)
-        self._unreported = {**scalars, "policy_lag": lag, **of_step}
-        cadence = self._settings.cadence
-        if cadence.report.check():
+        of_step = {f"train/{name}": value for name, value in result.metrics.items()}
+        self._unreported = scalars | {"policy_lag": lag} | of_step
+        if self._settings.cadence.report.check():
             self._report()
-        push, tag = cadence.push.check(), cadence.tag.check()
+        push, tag = self._settings.cadence.push.check(), self._settings.cadence.tag.check()
         if self.ending.stop_reason is not None:
             self.ending.is_last_permanent = tag
         elif push or tag:
@@ -409,17 +401,15 @@ class TrainingThread:
         stop, experience = self._settings.stop_conditions, self._experience
         experience.expect(self._progress, stop)
         self.ending.stop_reason = self._progress.stop_reason(stop)
-        if self.ending.stop_reason == ENV_STEPS and self._are_all_behind():  # what was gathered is still to be trained
-            self.ending.stop_reason = self._progress.stop_reason(replace(stop, env_steps=None))
+        if self.ending.stop_reason == ENV_STEPS:  # on all ranks, since their progress is the same
+            answers = self._agree({"behind": experience.is_behind})
+            if all(answer["behind"] for answer in answers):  # what was gathered is still to be trained
+                self.ending.stop_reason = self._progress.stop_reason(replace(stop, env_steps=None))
         self.ending.run_failure = self._skip_window.failure(at_end=self.ending.stop_reason is not None)
         if self.ending.run_failure is not None:
             self.ending.stop_reason = UPDATES_SKIPPED
         if self.ending.stop_reason is not None:
             self._stopping.set()
-
-    def _are_all_behind(self) -> bool:
-        """Return whether every rank has another training step to make. All ranks ask: their progress is the same."""
-        return all(answer["behind"] for answer in self._agree({"behind": self._experience.is_behind}))
 
     def _report(self) -> None:
         """Report the last step's scalars, unless they were reported already."""
@@ -432,13 +422,13 @@ class TrainingThread:
             self._context.join_session.record(self._version.step, scalars)
 
 
-def _show_step(metrics: Metrics, result: StepResult, policy_lag: int, *, exceeds: bool) -> None:
-    """Count this rank's part of a step. ``exceeds``: its policy lag is above the limit."""
+def _show_step(metrics: Metrics, result: StepResult, policy_lag: int, *, most: int | None) -> None:
+    """Count this rank's part of a step. ``most``: the largest allowed policy lag; None: any."""
     metrics.train_steps.inc()
     metrics.minibatches.labels(outcome="taken").inc(len(result.taken) - result.skipped)
     metrics.minibatches.labels(outcome="skipped").inc(result.skipped)
     metrics.policy_lag.observe(policy_lag)
-    metrics.policy_lag_exceeded.inc(exceeds)
+    metrics.policy_lag_exceeded.inc(most is not None and policy_lag > most)
 
 
 def _show_episodes(metrics: Metrics, episodes: EndedEpisodes, progress: Progress) -> None:

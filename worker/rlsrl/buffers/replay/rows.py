@@ -25,9 +25,7 @@ def largest_ratios(share: NDArray[np.float64], *, size: int) -> list[float]:
     return largest
 
 
-def importance_of(
-    share: NDArray[np.float64], of_ranks: Sequence[Sequence[float]], *, size: int
-) -> NDArray[np.float32]:
+def importance_of(share: NDArray[np.float64], of_ranks: Sequence[Sequence[float]], *, size: int) -> NDArray[np.float32]:
     """Return the importance ratios of rows, [K * size], by the probabilities with which this rank drew them.
 
     A row's ratio says how much more often it would be drawn if the transitions of all ranks had the same probability.
@@ -41,7 +39,7 @@ def importance_of(
         size: Rows of this rank's part of a minibatch.
     """
     largest = np.max(np.array(of_ranks, np.float64), axis=0)[:, np.newaxis]
-    ratios = 1.0 / share.reshape(-1, size) / largest
+    ratios: NDArray[np.float64] = 1.0 / share.reshape(-1, size) / largest
     return ratios.reshape(-1).astype(np.float32)
 
 

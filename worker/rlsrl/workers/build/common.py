@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from rlsrl.envs.factory import AtariOptions, EnvironmentSource, environment_spec
 from rlsrl.envs.http.options import HttpOptions
 from rlsrl.envs.place import INSPECTION, EnvironmentPlace
 from rlsrl.envs.unreachable import EnvironmentUnreachable
-from rlsrl.parameters.protocols import ParameterSource, SourceTimeout
+from rlsrl.parameters.protocols import ParameterSource, SourceTimeout, TrainerState
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.server_waits import ServerWaitReport
@@ -33,6 +33,12 @@ DESCRIPTION_SECONDS = 0.2
 
 SeedPurpose = Literal["network", "minibatches", "acting", "algorithm", "draws"]
 _DOMAINS: dict[SeedPurpose, int] = {"network": 11, "minibatches": 12, "acting": 13, "algorithm": 14, "draws": 15}
+
+
+def limiter_states(state: TrainerState) -> Sequence[Mapping[str, Any]]:
+    """Return what ``Experience.state_dict`` has said, by rank. States of before each rank's was stored have one."""
+    stored: Sequence[Mapping[str, Any]] = state.values.get("limiters") or [state.values["limiter"]]
+    return stored
 
 
 def derived_seed(seed: int, purpose: SeedPurpose, *key: int) -> int:

@@ -32,6 +32,8 @@ def build_learner(
     initial: Parameters,
     reduce: Reduce,
     device: torch.device,
+    *,
+    rank: int = 0,
 ) -> Learner:
     """Return a rank's learner on its device, with the parameters ``initial``. ``reduce`` sums over the ranks.
 
@@ -57,6 +59,7 @@ def build_learner(
         normalizer=_normalizer(config, env_spec),
         reduce=reduce,
         parallel=config.num_trainers > 1,
+        stream=rank if config.replay is not None else 0,  # on policy only the order of rows is drawn
         device=device,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import shutil
 from collections.abc import Mapping
 from contextlib import closing
@@ -23,9 +24,9 @@ from rlsrl.data.slots import SlotLayout
 from rlsrl.data.specs import Arrays
 from rlsrl.parameters.protocols import TrainerState
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.runtime.ledger import TrainerLedger
+from rlsrl.runtime.ledger import LedgerPage, TrainerLedger, page_path
 from rlsrl.streams.protocols import SampleConsumer
-from rlsrl.workers.build.common import derived_seed
+from rlsrl.workers.build.common import derived_seed, limiter_states
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.experience import TrainingLedger
 from rlsrl.workers.replay_experience import Drawing, ReplayExperience, ReplayStore
@@ -52,7 +53,7 @@ def open_store(
     if counts is None:  # a store of a rank that the checkpoint does not know is of another time
         former = None
     if context.index == 0:
-        _remove_stores_from(config.num_trainers, replay, context.role)
+        _remove_stores_from(config.num_trainers, replay, context)
     try:
         file = StoreFile.open(path, layout, former=former, owner=context.incarnation)
     except OSError as error:
@@ -81,21 +82,34 @@ def discard_store(config: TrainerConfig, context: WorkerContext) -> None:
         return
     _path(config.replay, context.role, context.index).unlink(missing_ok=True)
     with closing(context.open_ledger_page()) as page:
-        if held := page.record.counters["in_buffer"]:
-            ledger = TrainerLedger(page)
-            ledger.dropped("end_of_run", held)
-            ledger.end()
+        _drop_held(page, "end_of_run")
+
+
+def _drop_held(page: LedgerPage, reason: str) -> None:
+    """Count what a former life held in a store that is gone."""
+    if held := page.record.counters["in_buffer"]:
+        ledger = TrainerLedger(page)
+        ledger.dropped(reason, held)
+        ledger.end()
 
 
 def _path(replay: ReplayConfig, role: str, rank: int) -> Path:
     return Path(replay.folder) / f"{role}-{rank}{SUFFIX}"
 
 
-def _remove_stores_from(rank: int, replay: ReplayConfig, role: str) -> None:
-    """Remove the stores of this rank and of higher ones, which an earlier gang had. No later one uses them."""
-    while (path := _path(replay, role, rank)).exists():
-        path.unlink()
-        rank += 1
+def _remove_stores_from(rank: int, replay: ReplayConfig, context: WorkerContext) -> None:
+    """Remove the stores of this rank and of higher ones, which an earlier gang had, and count what they held.
+
+    No later gang uses them. Ranks on other machines, whose pages are not here, have stores that end with their pods.
+    """
+    for gone in itertools.count(rank):
+        store, ledger = _path(replay, context.role, gone), page_path(context.ledger_folder, context.role, gone)
+        if not (store.exists() or ledger.exists()):
+            return
+        store.unlink(missing_ok=True)
+        if ledger.exists():
+            with closing(LedgerPage.open(ledger, context.role, gone)) as page:
+                _drop_held(page, "evicted")
 
 
 def share_of(settings: ReplaySpec, num_ranks: int) -> ReplaySpec:
@@ -105,11 +119,8 @@ def share_of(settings: ReplaySpec, num_ranks: int) -> ReplaySpec:
 
 
 def _counts_of(state: TrainerState, rank: int) -> Mapping[str, Any] | None:
-    """Return what ``ReplayExperience.state_dict`` of a rank has said; None if the gang of the state had no such rank.
-
-    With one rank it is under ``limiter``, as it was before there could be several.
-    """
-    of_ranks = state.values.get("limiters", [state.values["limiter"]])
+    """Return what ``ReplayExperience.state_dict`` of a rank said; None if the gang of the state had no such rank."""
+    of_ranks = limiter_states(state)
     return of_ranks[rank] if rank < len(of_ranks) else None
 
 
@@ -118,7 +129,7 @@ def _counts_without_debt(state: TrainerState, num_ranks: int) -> Mapping[str, An
 
     The rank counts an equal part of the run's env steps as its own, so that it is past the start if the run is.
     """
-    updates = state.values["limiter"]["updates"]
+    updates = limiter_states(state)[0]["updates"]
     return {"stored": state.values["progress"]["env_steps"] // num_ranks, "due": updates, "updates": updates}
 
 

@@ -26,7 +26,7 @@ from rlsrl.runtime.errors import ConfigurationError, RunDamaged
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import LedgerError, PageRecord, TrainerLedger
 from rlsrl.streams.protocols import SampleConsumer
-from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, spec_of_environments, torch_policy
+from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, limiter_states, spec_of_environments, torch_policy
 from rlsrl.workers.build.compile_child import request_for
 from rlsrl.workers.build.learner import (
     batch_layout,
@@ -108,7 +108,7 @@ def build_trainer(
     config = with_settings(config, gang.agree({"settings": settings_of(config)})[0]["settings"])
     state = _agreed_state(config, context, db, gang)
     initial = _initial_parameters(config, context, db, policy, state)
-    learner = build_learner(config, env_spec, policy, initial, gang.reduce, device)
+    learner = build_learner(config, env_spec, policy, initial, gang.reduce, device, rank=gang.rank)
     _resume_learner(learner, state, gang)
     metadata = _exported_actor(policy, learner.parameters(initial.version))
     withdrawn = None if state is None else withdrawn_failure(db, config.policy_name, state.version)
@@ -407,7 +407,7 @@ def _experience(
         return replay_experience(config, config.replay, state, store, consumer, ledger, rank=rank)
     limiter = RateLimiter.on_policy(batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
     if state is not None:
-        limiter.load_state_dict(state.values["limiter"])
+        limiter.load_state_dict(limiter_states(state)[0])
     return OnPolicyExperience(
         buffer=FifoBuffer(layout=layout, batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag),
         limiter=limiter,
