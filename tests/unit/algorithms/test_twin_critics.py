@@ -357,6 +357,14 @@ def test_a_group_is_updated_with_every_so_many_minibatches_also_after_a_resume()
     assert resumed.digest() == whole.digest()
 
 
+def test_ranks_that_read_a_state_in_another_order_have_equal_parameters() -> None:
+    first, second = (learner_of(algorithm_of(CLIPPED), CLIPPED) for _ in range(2))
+    arrays, values = first.state_dict()
+    assert sum(path.startswith("state/") for path in arrays) > 1
+    second.load_state_dict(dict(reversed(arrays.items())), values)
+    assert second.digest() == first.digest()
+
+
 def test_ranks_draw_noise_of_their_own_whose_state_need_not_be_stored() -> None:
     def rank(stream: int, initial: Parameters) -> Learner:
         optimizer = Adam(epsilon=1e-8)

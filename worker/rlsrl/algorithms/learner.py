@@ -294,7 +294,7 @@ class Learner:
             raise ValueError(f"the saved state has arrays {found}; this algorithm needs {expected}")
         step, env_steps, generator = int(values["step"]), int(values["env_steps"]), np.random.PCG64()
         generator.state = values["schedule_rng"]
-        copies = {path: array.astype(own[path].dtype) for path, array in arrays.items()}
+        copies = {path: arrays[path].astype(array.dtype) for path, array in own.items()}  # a file's order may be any
         for group, vector in self._params.items():
             stored = all_to_device(_below(f"{_place(group)}optimizer/", copies), self._device)
             self._adam[group] = AdamState.of(self._optimizers[group], **stored)
