@@ -16,6 +16,7 @@ import pytest
 from typing_extensions import override
 
 from rlsrl.algorithms.learner import StepResult
+from rlsrl.algorithms.normalizer import SampleMoments
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
@@ -93,6 +94,9 @@ class FakeLearner:
     def __init__(self) -> None:
         self.batches: list[Mapping[str, np.ndarray]] = []
         self.env_steps = 0
+
+    def learn_statistics(self, moments: SampleMoments | None) -> None:
+        assert moments is None
 
     def count_env_steps(self, env_steps: int) -> None:
         self.env_steps += env_steps

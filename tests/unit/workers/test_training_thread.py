@@ -15,6 +15,7 @@ import pytest
 from typing_extensions import override
 
 from rlsrl.algorithms.learner import StepResult
+from rlsrl.algorithms.normalizer import SampleMoments
 from rlsrl.buffers.fifo import FifoBuffer
 from rlsrl.buffers.limiter import RateLimiter
 from rlsrl.data.episodes import EndedEpisodes
@@ -70,6 +71,9 @@ class FakeLearner:
         self.may_step.set()
         self.stepping = threading.Event()
         self.adopted: list[tuple[int, float, Mapping[str, float]]] = []
+
+    def learn_statistics(self, moments: SampleMoments | None) -> None:
+        assert moments is None
 
     def count_env_steps(self, env_steps: int) -> None:
         self.env_steps_without_a_step += env_steps

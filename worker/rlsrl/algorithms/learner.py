@@ -32,7 +32,7 @@ from rlsrl.algorithms.base import (
 )
 from rlsrl.algorithms.evaluation import compiled_evaluation, evaluated_in_parts
 from rlsrl.algorithms.minibatch import Inputs, LocalSteps, MinibatchStep, ParallelSteps, due_groups, group_updates
-from rlsrl.algorithms.normalizer import Normalizer
+from rlsrl.algorithms.normalizer import Normalizer, ReplayNormalizer, SampleMoments
 from rlsrl.algorithms.schedules import Scheduled, value_at
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
@@ -132,6 +132,11 @@ class Learner:
         self._env_steps = 0
 
     @property
+    def normalizer(self) -> Normalizer:
+        """What normalises the slots or rows."""
+        return self._normalizer
+
+    @property
     def optimizer_steps(self) -> int:
         """Optimizer steps of the policy's parameters so far."""
         return int(self._adam[POLICY].num_steps)
@@ -139,6 +144,16 @@ class Learner:
     def count_env_steps(self, env_steps: int) -> None:
         """Count env steps of all ranks that were gathered without a batch to train on."""
         self._env_steps += env_steps
+
+    def learn_statistics(self, moments: SampleMoments | None) -> None:
+        """Have a ``ReplayNormalizer`` learn from all ranks' new transitions, of which ``moments`` are this rank's.
+
+        All ranks call this together, as often as they count env steps: so a saved state has learned from those that it
+        counts. None: ``step`` learns from its batch, or there are no statistics.
+        """
+        if moments is not None:
+            assert isinstance(self._normalizer, ReplayNormalizer), "it made the moments"
+            self._normalizer.learn(moments, self._reduce)
 
     def step(self, slots: Arrays, *, env_steps: int | None = None) -> StepResult:
         """Train on one batch, with all its epochs and minibatches.

@@ -8,18 +8,24 @@ Gymnasium's NormalizeReward do, so that values and advantages have a scale the o
 need the rewards' statistics: these stay here, and a batch updates them before it is scaled. Each lane's return so far
 continues over rollouts, which may reach different trainers, late or never. So the actors keep it (``envs.returns``),
 and slots carry it. After that rewards may be clipped, to any range.
+
+With replay a store keeps raw values. Each transition updates the statistics once, when it has arrived. Rows have the
+statistics of the moment when they are drawn, as in Stable-Baselines3's replay buffers (Raffin et al. 2021). Each reward
+is scaled and clipped before the rewards of n steps are added up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from rlsrl.algorithms.base import Reduce
+from rlsrl.buffers.replay.rows import NEXT
 from rlsrl.data.slots import DISCOUNTED_RETURN
 from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec
 from rlsrl.policies.normalization import CLIP_RANGE, EPSILON, mean_of, standardizations, standardized, variance_of
@@ -46,6 +52,16 @@ class Moments:
         """Return the moments of no samples."""
         return cls(count=np.zeros(()), mean=np.zeros(shape), squares=np.zeros(shape))
 
+    @classmethod
+    def of(cls, samples: NDArray[Any]) -> Self:
+        """Return the moments of samples, [n, *shape]."""
+        if not len(samples):
+            return cls.zeros(samples.shape[1:])
+        values = samples.astype(np.float64)
+        mean = np.asarray(values.mean(axis=0))
+        squares = np.asarray(np.square(values - mean).sum(axis=0))
+        return cls(count=np.asarray(float(len(values))), mean=mean, squares=squares)
+
     @property
     def variance(self) -> NDArray[np.float64]:
         """The variance of the samples, [*shape]; 1 without samples."""
@@ -57,19 +73,46 @@ class Moments:
         parts = (float(len(samples)), deviations.sum(axis=0).ravel(), np.square(deviations).sum(axis=0).ravel())
         return np.concatenate([np.atleast_1d(part) for part in parts])
 
+    def sums_of(self, other: Moments) -> NDArray[np.float64]:
+        """Return ``sums`` of the samples whose moments ``other`` has."""
+        shift = other.mean - self.mean
+        parts = (other.count, other.count * shift, other.squares + other.count * np.square(shift))
+        return np.concatenate([np.ravel(part) for part in parts])
+
     def with_sums(self, sums: NDArray[np.float64]) -> Self:
-        """Return the moments with more samples, given by their sums: the pairwise update of Chan et al. (1983)."""
+        """Return the moments with more samples, given by their sums."""
         added = sums[0]
         if added == 0.0:
             return self
         total, squares = (part.reshape(self.mean.shape) for part in np.split(sums[1:], 2))
-        count, shift = self.count + added, total / added
-        within = np.maximum(squares - added * np.square(shift), 0.0)
+        shift = total / added
+        return self._with(added, shift, np.maximum(squares - added * np.square(shift), 0.0))
+
+    def joined(self, other: Moments) -> Self:
+        """Return the moments with the samples of ``other``."""
+        return self._with(other.count, other.mean - self.mean, other.squares) if other.count else self
+
+    def _with(self, added: NDArray[np.float64], shift: NDArray[np.float64], squares: NDArray[np.float64]) -> Self:
+        """Return the moments with ``added`` samples that have these ``squares`` and a mean that is larger by ``shift``.
+
+        This is the pairwise update of Chan et al. (1983).
+        """
+        count = self.count + added
         return type(self)(
             count=np.asarray(count),
             mean=np.asarray(self.mean + shift * (added / count)),
-            squares=np.asarray(self.squares + within + np.square(shift) * (self.count * added / count)),
+            squares=np.asarray(self.squares + squares + np.square(shift) * (self.count * added / count)),
         )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SampleMoments:
+    """What a ``ReplayNormalizer`` learns from some transitions."""
+
+    moments: Mapping[str, Moments]
+    """Moments of the samples by name: those of the ``ReplayNormalizer``."""
+    num_left_out: int
+    """Transitions that are left out, since one of their values is not finite."""
 
 
 class Normalizer:
@@ -96,6 +139,8 @@ class Normalizer:
         self._reward_clip = reward_clip
         if rewards:
             self._moments[_RETURN] = Moments.zeros(())
+        self.fields = (*self._paths, DISCOUNTED_RETURN) if rewards else self._paths
+        """The fields of slots that the statistics cover."""
         self._statistics = self._published()
 
     @property
@@ -110,41 +155,47 @@ class Normalizer:
         and counted in ``non_finite_transitions``, if its observation or its ``discounted_return`` is not finite.
         """
         seen, metrics = self._normalized(slots, reduce) if self._moments else (slots, {})
-        if self._reward_clip is not None:
-            seen = {**seen, "reward": np.clip(seen["reward"], -self._reward_clip, self._reward_clip)}
+        if self._scales_rewards or self._reward_clip is not None:
+            seen = {**seen, "reward": self.rewards(slots["reward"])}
         return seen, metrics
+
+    def rewards(self, raw: NDArray[Any]) -> NDArray[np.float32]:
+        """Return rewards as the algorithm sees them, scaled by the present statistics and clipped."""
+        seen = self._scaled(raw) if self._scales_rewards else raw
+        return seen if self._reward_clip is None else np.clip(seen, -self._reward_clip, self._reward_clip)
+
+    def samples_of(self, slots: Arrays) -> Arrays:
+        """Return ``fields`` of the transitions of slots, with the observations that were acted on: each [n, ...]."""
+        mask = slots["mask"]
+        return {field: slots[field][: len(mask)][mask] for field in self.fields}
 
     def _normalized(self, slots: Arrays, reduce: Reduce) -> tuple[Arrays, Mapping[str, float]]:
         observation = standardized(
             {path: slots[path] for path in self._paths}, standardizations(self._statistics, self._paths)
         )
-        num_left_out = self._update(slots, reduce)
-        seen = {**slots, **observation}
-        if self._scales_rewards:
-            seen["reward"] = self._scaled(slots["reward"])
-        return seen, {"non_finite_transitions": num_left_out}
+        num_left_out = self._learn(slots, reduce)
+        return {**slots, **observation}, {"non_finite_transitions": num_left_out}
 
-    def _update(self, slots: Arrays, reduce: Reduce) -> float:
+    def _learn(self, slots: Arrays, reduce: Reduce) -> float:
         """Add all ranks' transitions to the statistics; return how many were left out."""
-        mask = slots["mask"]
-        samples = {path: slots[path][:-1][mask] for path in self._paths}
-        if self._scales_rewards:
-            samples[_RETURN] = slots[DISCOUNTED_RETURN][mask]
-        finite = np.ones(np.count_nonzero(mask), np.bool_)
-        for array in samples.values():
-            finite &= np.isfinite(array).reshape(len(array), -1).all(axis=1)
-        parts = [np.array([np.count_nonzero(~finite)], np.float64)]
-        parts += [moments.sums(samples[name][finite]) for name, moments in self._moments.items()]
-        num_left_out, *sums = np.split(reduce(np.concatenate(parts)), np.cumsum([len(part) for part in parts])[:-1])
+        samples, num_left_out = _finite(self.samples_of(slots))
+        named = zip(self._moments.values(), samples, strict=True)
+        return self._update(num_left_out, [moments.sums(array) for moments, array in named], reduce)
+
+    def _update(self, num_left_out: int, sums: Sequence[NDArray[np.float64]], reduce: Reduce) -> float:
+        """Add all ranks' samples, by this rank's sums for each of the moments; return how many were left out."""
+        parts = [np.array([num_left_out], np.float64), *sums]
+        of_all, *sums = np.split(reduce(np.concatenate(parts)), np.cumsum([len(part) for part in parts])[:-1])
         self._moments = {
             name: moments.with_sums(part) for (name, moments), part in zip(self._moments.items(), sums, strict=True)
         }
         self._statistics = self._published()
-        return float(num_left_out[0])
+        return float(of_all[0])
 
     def _scaled(self, reward: NDArray[Any]) -> NDArray[np.float32]:
         scale = np.float32(1.0 / np.sqrt(self._moments[_RETURN].variance + EPSILON))
-        return np.clip(reward * scale, -CLIP_RANGE, CLIP_RANGE)
+        with np.errstate(over="ignore"):  # what is infinite is clipped
+            return np.clip(reward * scale, -CLIP_RANGE, CLIP_RANGE)
 
     def _published(self) -> Arrays:
         statistics = {}
@@ -175,6 +226,59 @@ class Normalizer:
             for name, moments in self._moments.items()
         }
         self._statistics = self._published()
+
+
+class ReplayNormalizer(Normalizer):
+    """The normaliser of rows that are drawn from a store. It learns from transitions apart from them.
+
+    Any thread may use ``fields``, ``samples_of`` and ``moments_of``, which do not depend on the statistics.
+    """
+
+    _num_left_out = 0.0
+    """Transitions of all ranks that were left out since the last ``step``."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether statistics without a sample would normalise something."""
+        return any(moments.count == 0.0 for moments in self._moments.values())
+
+    def moments_of(self, samples: Arrays) -> SampleMoments:
+        """Return what to learn from transitions with these ``fields``, each [n, ...]."""
+        finite, num_left_out = _finite(samples)
+        moments = {name: Moments.of(array) for name, array in zip(self._moments, finite, strict=True)}
+        return SampleMoments(moments=moments, num_left_out=num_left_out)
+
+    def joined(self, parts: Iterable[SampleMoments]) -> SampleMoments:
+        """Return what to learn from the transitions of all parts, of which there may be none."""
+        moments = {name: Moments.zeros(each.mean.shape) for name, each in self._moments.items()}
+        num_left_out = 0
+        for part in parts:
+            moments = {name: each.joined(part.moments[name]) for name, each in moments.items()}
+            num_left_out += part.num_left_out
+        return SampleMoments(moments=moments, num_left_out=num_left_out)
+
+    def learn(self, found: SampleMoments, reduce: Reduce) -> None:
+        """Add all ranks' transitions to the statistics. All ranks call this together."""
+        sums = [moments.sums_of(found.moments[name]) for name, moments in self._moments.items()]
+        self._num_left_out += self._update(found.num_left_out, sums, reduce)
+
+    @override
+    def step(self, slots: Arrays, reduce: Reduce) -> tuple[Arrays, Mapping[str, float]]:
+        """Return (rows of ``rlsrl.buffers.replay.rows`` for the algorithm, metrics). Their rewards are ``rewards``."""
+        if not self._moments:
+            return slots, {}
+        found = standardizations(self._statistics, self._paths)
+        metrics = {"non_finite_transitions": self._num_left_out}
+        self._num_left_out = 0.0
+        return standardized(slots, {prefix + path: found[path] for prefix in ("", NEXT) for path in found}), metrics
+
+
+def _finite(samples: Arrays) -> tuple[list[NDArray[Any]], int]:
+    """Return (the arrays without transitions of which any is not finite, the number of these)."""
+    finite = np.logical_and.reduce(
+        [np.isfinite(array).all(axis=tuple(range(1, array.ndim))) for array in samples.values()]
+    )
+    return [array[finite] for array in samples.values()], int(np.count_nonzero(~finite))
 
 
 def normalizable(env_spec: EnvSpec) -> dict[str, ArraySpec]:

@@ -149,7 +149,12 @@ def _replay_lines(spec: ExperimentSpec, env_spec: EnvSpec) -> Iterator[str]:
 
     if (replay := spec.algorithm.chosen.draws_from) is not None:
         num_trainers = spec.trainers.replicas
-        slot = rollout_layout(env_spec, num_steps=spec.actors.rollout_length, num_lanes=1)
+        slot = rollout_layout(
+            env_spec,
+            num_steps=spec.actors.rollout_length,
+            num_lanes=1,
+            discounted_return=spec.algorithm.chosen.normalize_rewards,
+        )
         layout = replay_layout(spec.worker_environment, slot, share_of(replay, num_trainers))
         yield replay_line(capacity=replay.capacity, nbytes=layout.nbytes, num_stores=num_trainers)
 

@@ -423,8 +423,6 @@ def _fit_replay(document: JsonDocument, store: tuple[str, ...], rng: random.Rand
         spec["trainers"]["replicas"] = num_trainers
     if rng.random() < 0.3:
         spec["pacing"]["maxTrainStepsBehind"] = 64 + math.ceil(100 * num_trainers * env_steps)
-    spec.get("policy", {}).pop("normalizeObservations", None)
-    inside(document, store[:3]).pop("normalizeRewards", None)
 
 
 def _vectorizations(spec: JsonDocument) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from rlsrl.algorithms.learner import StepResult
+from rlsrl.algorithms.normalizer import SampleMoments
 from rlsrl.buffers.fifo import Discard, FifoBuffer
 from rlsrl.buffers.limiter import RateLimiter
 from rlsrl.buffers.replay.ratio import Pace
@@ -46,6 +47,9 @@ class TrainingBatch:
     """Transitions that count as gathered with this step."""
     episodes: EndedEpisodes
     """The episodes that count as ended with this step."""
+    moments: SampleMoments | None = None
+    """What statistics learn from those ``env_steps``, on all ranks; None: what they need is in the arrays, or none
+    are kept."""
 
 
 class Experience(Protocol):

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,11 @@ from typing_extensions import override
 
 from rlsrl.algorithms.base import ERRORS
 from rlsrl.algorithms.learner import StepResult
+from rlsrl.algorithms.normalizer import ReplayNormalizer, SampleMoments
 from rlsrl.buffers.replay.draws import Drawn, Draws
 from rlsrl.buffers.replay.layout import FIRST_TRAINED
 from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
-from rlsrl.buffers.replay.rows import IMPORTANCE, importance_of, largest_ratios, rows_of
+from rlsrl.buffers.replay.rows import IMPORTANCE, fields_of, importance_of, largest_ratios, rows_of
 from rlsrl.buffers.replay.segments import Indices, Segments
 from rlsrl.buffers.replay.store_file import StoreFile
 from rlsrl.data.episodes import EndedEpisodes
@@ -27,6 +28,17 @@ from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import Held
 from rlsrl.workers.experience import Experience, TrainingBatch, TrainingLedger
 from rlsrl.workers.progress import Progress, StopConditions
+
+_KEYS_AT_ONCE = 4096
+"""Transitions that are copied at once to learn from a store."""
+
+
+class _Arrived(NamedTuple):
+    """What has arrived, and belongs to the next batch."""
+
+    env_steps: int
+    episodes: EndedEpisodes
+    moments: SampleMoments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +52,6 @@ class Drawing:
     num_steps: int
     """Steps of a row's rewards: see ``rows.rows_of``."""
     discount: float
-    reward_clip: float | None = None
-    """Rewards are clipped to [-reward_clip, reward_clip]."""
     by_priority: bool = False
     """Whether priorities follow from the errors of trained rows."""
     seed: int = 0
@@ -76,6 +86,19 @@ class ReplayStore:
     env_steps: int
     """The rank's env steps that the run's progress contains at that step."""
 
+    def arrived(self, normalizer: ReplayNormalizer) -> list[_Arrived]:
+        """Return what is in the store and not in the run's progress. The first batch has it.
+
+        Statistics do not learn from those of its transitions that newer ones have replaced.
+        """
+        if not self.uncounted:
+            return []
+        keys, of_none = self.segments.keys_after(self.env_steps), EndedEpisodes.joined([])
+        parts = np.array_split(keys, 1 + len(keys) // _KEYS_AT_ONCE)
+        samples = (fields_of(self.segments, part, normalizer.fields) for part in parts)
+        moments = normalizer.joined(map(normalizer.moments_of, samples))
+        return [_Arrived(self.uncounted, of_none, moments)]
+
     @property
     def held(self) -> Held:
         """What the former life left, before ``forget_training``."""
@@ -109,10 +132,12 @@ class ReplayExperience(Experience):
         grant: Callable[[int, Version, int], None],
         ledger: TrainingLedger,
         num_ranks: int = 1,
+        normalizer: ReplayNormalizer | None = None,
     ) -> None:
         """Use a rank's store, draws from it, and a limiter that counts what it holds already.
 
-        ``grant`` grants credits, see ``SampleConsumer.grant``.
+        ``grant`` grants credits, see ``SampleConsumer.grant``. ``normalizer`` is the learner's; None: nothing is
+        normalised.
         """
         self.max_policy_lag = None
         self._num_ranks = num_ranks
@@ -121,14 +146,15 @@ class ReplayExperience(Experience):
         self._draws = draws
         self._limiter = limiter
         self._drawing = drawing
+        self._normalizer = normalizer if normalizer is not None else ReplayNormalizer()
         self._grant = grant
         self._ledger = ledger
         self._counted = store.env_steps
         """Env steps of this rank that the run's progress contains: those of batches that were trained or passed."""
         self._changed = threading.Condition()
         """Guards all that follows, and the store."""
-        self._arrived = [(store.uncounted, EndedEpisodes.joined([]))] if store.uncounted else []
-        """Env steps and episodes of the slots since the last batch."""
+        self._arrived = store.arrived(self._normalizer)
+        """What the slots since the last batch contain."""
         self._turn: list[Slot] = []
         """Copies of the slots of this turn, until all are there."""
         self._oldest_arrived: Version | None = None
@@ -171,7 +197,8 @@ class ReplayExperience(Experience):
         self._draws.inserted(inserted.numbers)
         self._limiter.stored(inserted.num_transitions, lanes=slot.num_lanes)
         self._ledger.dropped("evicted", inserted.num_evicted_untrained)
-        self._arrived.append((inserted.num_transitions, EndedEpisodes.of(slot.arrays)))
+        moments = self._normalizer.moments_of(self._normalizer.samples_of(slot.arrays))
+        self._arrived.append(_Arrived(inserted.num_transitions, EndedEpisodes.of(slot.arrays), moments))
         self._note_age(slot.oldest_version)
         self._changed.notify_all()
 
@@ -202,7 +229,8 @@ class ReplayExperience(Experience):
                 return None
             assert self._version is not None, "granted before"
             drawn = Drawn(keys=np.zeros(0, np.int64), share=np.zeros(0))
-            if self._limiter.may_train:
+            # Statistics without a sample would leave the first rows as they are: what has arrived is learned first.
+            if self._limiter.may_train and not (self._arrived and self._normalizer.is_empty):
                 rng = np.random.default_rng((self._drawing.seed, self._version.step))
                 drawn = self._draws.draw(self._drawing.num_rows, rng)
                 self._age = self._segments.mean_age(drawn.keys)
@@ -211,7 +239,7 @@ class ReplayExperience(Experience):
                 drawn.keys,
                 num_steps=self._drawing.num_steps,
                 discount=self._drawing.discount,
-                reward_clip=self._drawing.reward_clip,
+                rewards=self._normalizer.rewards,
             )
             arrived, self._arrived = self._arrived, []
             oldest, self._oldest_arrived = self._oldest_arrived or self._version, None
@@ -219,8 +247,9 @@ class ReplayExperience(Experience):
             arrays=rows,
             num_transitions=len(drawn.keys),
             oldest_version=oldest,
-            env_steps=sum(env_steps for env_steps, _ in arrived),
-            episodes=EndedEpisodes.joined([episodes for _, episodes in arrived]),
+            env_steps=sum(each.env_steps for each in arrived),
+            episodes=EndedEpisodes.joined([each.episodes for each in arrived]),
+            moments=self._normalizer.joined(each.moments for each in arrived) if self._normalizer.fields else None,
             keys=drawn.keys,
             share=drawn.share,
         )

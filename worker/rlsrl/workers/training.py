@@ -290,6 +290,7 @@ class TrainingThread:
             self._compiler.follow([answer["compiling"] for answer in answers], self._gang, self._version)
             of_ranks = [answer["batch"] for answer in answers]
             if batch is not None and None not in of_ranks:
+                self._learner.learn_statistics(batch.moments)
                 if (completed := self._experience.completed(batch, of_ranks)) is not None:
                     self._train(completed)
                 else:
@@ -378,9 +379,8 @@ class TrainingThread:
 
     def _count_passed(self, batch: TrainingBatch) -> None:
         """Count what came with a batch that no rank trains on. The learning curve shows it with the next step."""
-        before = self._progress.env_steps
-        self._count_gathered(batch)
-        self._learner.count_env_steps(self._progress.env_steps - before)
+        parts = self._count_gathered(batch)
+        self._learner.count_env_steps(sum(part["env_steps"] for part in parts))
         self._look_ahead()
         if self._settings.cadence.report.check():
             self._report()

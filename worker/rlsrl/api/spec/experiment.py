@@ -408,13 +408,10 @@ def _bound_allows_a_step(spec: ExperimentSpec) -> Fault | None:
     )
 
 
-def _not_with_replay(
-    at: str, excess: Callable[[ExperimentSpec], Any], cel: str, allowed: str, *, replays: str = _REPLAYS
-) -> CrossFieldRule:
+def _not_with_replay(at: str, excess: Callable[[ExperimentSpec], Any], cel: str, allowed: str) -> CrossFieldRule:
     """Return the rule that a field has no other value than ``allowed`` with an algorithm that replays.
 
-    ``excess`` returns another value, or something false; ``cel`` is true for the allowed value, ``replays`` for
-    algorithms that replay.
+    ``excess`` returns another value, or something false; ``cel`` is true for the allowed value.
     """
 
     def check(spec: ExperimentSpec) -> Fault | None:
@@ -423,11 +420,7 @@ def _not_with_replay(
         return Fault(f"{str(found).lower()} does not go with an algorithm that replays yet", allowed)
 
     message = f"must be {allowed} with an algorithm that replays"
-    return CrossFieldRule(at=at, check=check, cel=f"!{replays} || ({cel})", message=message)
-
-
-def _rewards_normalized_by(name: str) -> Callable[[ExperimentSpec], Any]:
-    return lambda spec: spec.algorithm.name == name and spec.algorithm.chosen.normalize_rewards
+    return CrossFieldRule(at=at, check=check, cel=f"!{_REPLAYS} || ({cel})", message=message)
 
 
 def _only_for_values(name: str, option: str, without: str) -> Callable[[ExperimentSpec], Fault | None]:
@@ -538,22 +531,6 @@ _RULES: tuple[CrossFieldRule, ...] = (
         lambda spec: spec.buffer_workers and spec.buffer_workers.replicas,
         cel="!has(self.bufferWorkers)",
         allowed="unset",
-    ),
-    _not_with_replay(
-        "policy.normalizeObservations",
-        lambda spec: spec.policy.normalize_observations,
-        cel="!self.policy.normalizeObservations",
-        allowed="false",
-    ),
-    *(
-        _not_with_replay(
-            f"algorithm.{name}.normalizeRewards",
-            _rewards_normalized_by(name),
-            cel=f"!self.algorithm.{name}.normalizeRewards",
-            allowed="false",
-            replays=f"has(self.algorithm.{name})" if name in _ALWAYS_REPLAY else f"({_has(path)})",
-        )
-        for name, path in _STORES.items()
     ),
     # The groups of an actor fill slots in turn: the slot that follows one is of other environments.
     _not_with_replay(

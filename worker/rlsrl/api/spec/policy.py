@@ -79,4 +79,5 @@ class PolicySpec(Model):
     """The network that is trained."""
     normalize_observations: bool = False
     """Whether the network sees observations normalised to mean 0 and standard deviation 1 and clipped to [-10, 10]. The
-    statistics cover all transitions trained on and are part of each version. Only for float observations."""
+    statistics cover all transitions trained on, with replay all that were stored, and are part of each version. Only
+    for float observations."""

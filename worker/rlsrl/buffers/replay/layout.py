@@ -17,11 +17,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.data.slots import ALIGNMENT, SlotLayout
+from rlsrl.data.slots import ALIGNMENT, DISCOUNTED_RETURN, SlotLayout
 from rlsrl.data.specs import ArraySpec
 
-STEP_FIELDS = ("action", "reward", "terminated", "truncated", "mask")
-"""A slot's fields that are kept beside its frames. The others describe how a step was chosen and reported."""
+STEP_FIELDS = ("action", "reward", "terminated", "truncated", "mask", DISCOUNTED_RETURN)
+"""A slot's fields that are kept beside its frames, as far as it has them. The others describe how a step was chosen and
+reported."""
 
 MARK = "mark"
 """Header, int64 []: 1 + the segment's number, or 0 where there is no segment. It is written last."""
@@ -82,7 +83,7 @@ class ReplayLayout:
             fields[PRIORITY] = ((num_steps,), "int64")
         if stacks:
             fields[EPISODE_START] = ((num_steps + 1,), "int32")
-        for name in STEP_FIELDS:
+        for name in filter(slot.fields.__contains__, STEP_FIELDS):
             array = slot.fields[name].array
             fields[name] = ((num_steps, *array.shape), array.dtype)
         for name in frames:
@@ -106,6 +107,11 @@ class ReplayLayout:
         shape, dtype = self.fields[name]
         stack = (self.stacks[name],) if name in self.stacks else ()
         return ArraySpec(shape=stack + shape[1:], dtype=dtype)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Those of ``STEP_FIELDS`` that are kept."""
+        return tuple(name for name in STEP_FIELDS if name in self.fields)
 
     @property
     def num_places(self) -> int:

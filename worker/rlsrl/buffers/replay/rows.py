@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,8 +43,17 @@ def importance_of(share: NDArray[np.float64], of_ranks: Sequence[Sequence[float]
     return ratios.reshape(-1).astype(np.float32)
 
 
+def _as_stored(reward: NDArray[np.float32]) -> NDArray[np.float32]:
+    return reward
+
+
 def rows_of(
-    segments: Segments, keys: Indices, *, num_steps: int, discount: float, reward_clip: float | None = None
+    segments: Segments,
+    keys: Indices,
+    *,
+    num_steps: int,
+    discount: float,
+    rewards: Callable[[NDArray[np.float32]], NDArray[np.float32]] = _as_stored,
 ) -> Arrays:
     """Return the transitions with these keys, [N]: ``number * T + step`` for a step of a segment that is held.
 
@@ -52,20 +61,20 @@ def rows_of(
     not there yet:
 
     - ``action`` [N, ...] and observations [N, ...] by path;
-    - ``reward`` [N]: the sum of the steps' rewards, the k-th weighted by ``discount ** k``, each clipped to
-      [-reward_clip, reward_clip];
+    - ``reward`` [N]: the sum of the steps' rewards, each as ``rewards`` returns it, the k-th weighted by
+      ``discount ** k``;
     - ``next/...`` [N, ...]: observations after the last of the steps;
     - ``discount`` [N]: the weight of a value of these, ``discount ** steps``, or 0 if the episode terminated.
     """
     layout, arrays = segments.layout, segments.arrays
     number, step = np.divmod(keys, layout.num_steps)
     place = number % layout.num_segments
-    reward = _rewards(segments, place, step, reward_clip)
+    reward = rewards(arrays["reward"][place, step])
     weight = np.full(len(keys), discount, np.float32)
     end_place, end_step = place, step
     for _ in range(1, num_steps):
         end_place, end_step, goes_on = _after(segments, end_place, end_step)
-        reward += np.where(goes_on, weight * _rewards(segments, end_place, end_step, reward_clip), np.float32(0.0))
+        reward += np.where(goes_on, weight * rewards(arrays["reward"][end_place, end_step]), np.float32(0.0))
         weight *= np.where(goes_on, np.float32(discount), np.float32(1.0))
     weight *= ~arrays["terminated"][end_place, end_step]
     rows = {"action": arrays["action"][place, step], "reward": reward, "discount": weight}
@@ -75,9 +84,14 @@ def rows_of(
     return rows
 
 
-def _rewards(segments: Segments, place: Indices, step: Indices, clip: float | None) -> NDArray[np.float32]:
-    reward: NDArray[np.float32] = segments.arrays["reward"][place, step]
-    return reward if clip is None else np.clip(reward, -clip, clip)
+def fields_of(segments: Segments, keys: Indices, names: Iterable[str]) -> Arrays:
+    """Return these fields of the transitions' slots, each [N, ...]: observations are those that were acted on."""
+    number, step = np.divmod(keys, segments.layout.num_steps)
+    place, frames = number % segments.layout.num_segments, segments.layout.frames
+    return {
+        name: _frames(segments, name, place, step) if name in frames else segments.arrays[name][place, step]
+        for name in names
+    }
 
 
 def _after(segments: Segments, place: Indices, step: Indices) -> tuple[Indices, Indices, NDArray[np.bool_]]:

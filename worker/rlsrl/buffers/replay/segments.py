@@ -19,7 +19,6 @@ from rlsrl.buffers.replay.layout import (
     PRIORITY,
     PRODUCER,
     SEQUENCE,
-    STEP_FIELDS,
     ReplayLayout,
 )
 from rlsrl.data.slots import Slot
@@ -109,6 +108,12 @@ class Segments:
         first_trained = self.arrays[FIRST_TRAINED]
         first_trained[first_trained > step] = 0
 
+    def keys_after(self, env_steps: int) -> Indices:
+        """Return the keys of the transitions held that were stored after so many env steps of the run, oldest first."""
+        is_after = (self.arrays[MARK] > 0) & (self.arrays[ENV_STEPS] > env_steps)
+        place, step = np.nonzero(self.arrays["mask"] & is_after[:, np.newaxis])
+        return np.sort((self.arrays[MARK][place] - 1) * self.layout.num_steps + step)
+
     def mean_age(self, keys: Indices) -> float:
         """Return the mean number of env steps that were stored after the segments of these transitions."""
         places = keys // self.layout.num_steps % self.layout.num_segments
@@ -137,7 +142,7 @@ class Segments:
         assert slot.producer is not None, "checked by the caller"
         number, layout = self.next_number, self.layout
         place = number % layout.num_segments
-        for name in STEP_FIELDS:
+        for name in layout.steps:
             self.arrays[name][place] = slot.arrays[name][:, lane]
         for name in layout.frames:
             if name not in layout.stacks:

@@ -11,7 +11,7 @@ from rlsrl.algorithms.adam import OPTIMIZERS
 from rlsrl.algorithms.base import Reduce
 from rlsrl.algorithms.catalog import implementation_of
 from rlsrl.algorithms.learner import Learner
-from rlsrl.algorithms.normalizer import Normalizer, normalizable
+from rlsrl.algorithms.normalizer import Normalizer, ReplayNormalizer, normalizable
 from rlsrl.algorithms.schedules import Scheduled, scheduled
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.data.slots import SlotLayout, rollout_layout
@@ -118,6 +118,5 @@ def _normalizer(config: TrainerConfig, env_spec: EnvSpec) -> Normalizer:
             f"Set it to false."
         )
     settings = config.algorithm.chosen
-    if settings.draws_from is not None:
-        return Normalizer()  # rewards are clipped before they are added up
-    return Normalizer(observation, rewards=settings.normalize_rewards, reward_clip=settings.reward_clip)
+    kind = Normalizer if settings.draws_from is None else ReplayNormalizer
+    return kind(observation, rewards=settings.normalize_rewards, reward_clip=settings.reward_clip)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlsrl.algorithms.normalizer import ReplayNormalizer
 from rlsrl.api.resolved import ReplayConfig, TrainerConfig
 from rlsrl.api.spec import Environment, ReplaySpec
 from rlsrl.buffers.replay.draws import Draws, PrioritizedDraws, UniformDraws
@@ -152,8 +153,12 @@ def replay_experience(
     ledger: TrainingLedger,
     *,
     rank: int = 0,
+    normalizer: ReplayNormalizer | None = None,
 ) -> ReplayExperience:
-    """Return a rank's experience, with the present settings and what its store holds."""
+    """Return a rank's experience, with the present settings and what its store holds.
+
+    ``normalizer``: the learner's, see ``ReplayExperience``.
+    """
     settings, segments = config.algorithm.chosen.draws_from, store.segments
     assert settings is not None, "the algorithm replays"
     settings = share_of(settings, config.num_trainers)
@@ -176,6 +181,7 @@ def replay_experience(
         grant=consumer.grant,
         ledger=ledger,
         num_ranks=config.num_trainers,
+        normalizer=normalizer,
     )
 
 
@@ -205,7 +211,6 @@ def drawing_of(config: TrainerConfig, replay: ReplayConfig, *, rank: int = 0) ->
         minibatch_rows=settings.minibatch_rows // config.num_trainers,
         num_steps=settings.draws_from.n_step,
         discount=settings.discount,
-        reward_clip=settings.reward_clip,
         by_priority=settings.draws_from.priorities is not None,
         seed=derived_seed(config.seed, "draws", *([rank] if rank else [])),
     )

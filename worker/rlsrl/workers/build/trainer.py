@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rlsrl.algorithms.learner import Learner
+from rlsrl.algorithms.normalizer import ReplayNormalizer
 from rlsrl.api.live import settings_of, with_settings
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.buffers.fifo import FifoBuffer
@@ -116,7 +117,7 @@ def build_trainer(
         layout = batch_layout(config, env_spec)
         ledger, store = _resumed_ledger(config, context, state, layout, resources)
         consumer = _open_consumer(config, context, layout, ledger, resources)
-        experience = _experience(config, state, store, layout, consumer, ledger, rank=gang.rank)
+        experience = _experience(config, state, store, layout, consumer, ledger, learner, rank=gang.rank)
         checkpoints = _checkpoint_writer(config, context, db, wait_for_exit)
         training = TrainingThread(
             learning=_learning(config, context, env_spec, learner, device),
@@ -400,11 +401,16 @@ def _experience(
     layout: SlotLayout,
     consumer: SampleConsumer,
     ledger: TrainerLedger,
+    learner: Learner,
     *,
     rank: int,
 ) -> Experience:
     if config.replay is not None and store is not None:
-        return replay_experience(config, config.replay, state, store, consumer, ledger, rank=rank)
+        normalizer = learner.normalizer
+        assert isinstance(normalizer, ReplayNormalizer), "the algorithm replays"
+        return replay_experience(
+            config, config.replay, state, store, consumer, ledger, rank=rank, normalizer=normalizer
+        )
     limiter = RateLimiter.on_policy(batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
     if state is not None:
         limiter.load_state_dict(limiter_states(state)[0])
