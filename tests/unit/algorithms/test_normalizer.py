@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlsrl.algorithms.base import one_rank
-from rlsrl.algorithms.normalizer import Moments, Normalizer, normalizable
+from rlsrl.algorithms.normalizer import Moments, Normalizer, ReplayNormalizer, normalizable
 from rlsrl.data.random_slots import random_slot
 from rlsrl.data.slots import DISCOUNTED_RETURN
 from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec
@@ -202,3 +202,98 @@ def test_without_statistics_slots_pass_unchanged_and_nothing_is_reduced() -> Non
 
 def test_only_floats_are_normalised() -> None:
     assert normalizable(ENV_SPEC) == POSE
+
+
+def rows_like(slots: Arrays) -> dict[str, np.ndarray]:
+    """Rows with the observations and rewards of a slot."""
+    mask = slots["mask"]
+    pose = slots["observation/pose"]
+    return {
+        "observation/pose": pose[:-1][mask],
+        "next/observation/pose": pose[1:][mask],
+        "reward": slots["reward"][mask],
+    }
+
+
+def test_a_store_s_statistics_are_those_of_all_that_arrived() -> None:
+    normalizer, batches = ReplayNormalizer(POSE, rewards=True), [make_slots(seed) for seed in range(4)]
+    assert normalizer.is_empty
+    parts = [normalizer.moments_of(normalizer.samples_of(slots)) for slots in batches]
+    nothing = normalizer.moments_of({name: array[:0] for name, array in normalizer.samples_of(batches[0]).items()})
+    for arrived in ([], [*parts[:3], nothing], [parts[3]]):
+        normalizer.learn(normalizer.joined(arrived), one_rank)
+    assert not normalizer.is_empty
+    assert normalizer.state_dict()["observation/pose/count"] == len(acted_on(batches))
+    expected, state = acted_on(batches), normalizer.state_dict()
+    np.testing.assert_allclose(state["observation/pose/mean"], expected.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(state["observation/pose/squares"], expected.var(0) * len(expected), rtol=1e-9)
+    np.testing.assert_allclose(state["return/squares"] / state["return/count"], returns_of(batches).var(), rtol=1e-9)
+
+
+def test_rows_of_a_store_are_normalised_by_all_that_was_learned_and_teach_nothing() -> None:
+    normalizer, slots = ReplayNormalizer(POSE, rewards=True, reward_clip=0.01), make_slots(0)
+    normalizer.learn(normalizer.moments_of(normalizer.samples_of(slots)), one_rank)
+    before, rows = bits(normalizer), rows_like(slots)
+    seen, metrics = normalizer.step(rows, one_rank)
+    assert metrics == {"non_finite_transitions": 0.0}
+    pose = acted_on([slots])
+    for name in ("observation/pose", "next/observation/pose"):
+        deviation = np.sqrt(pose.var(0) + 1e-8)
+        np.testing.assert_allclose(seen[name], np.clip((rows[name] - pose.mean(0)) / deviation, -10, 10), atol=2e-4)
+    assert seen["reward"] is rows["reward"], "they were scaled before they were added up"
+    scaled = np.clip(rows["reward"] / returns_of([slots]).std(), -0.01, 0.01)
+    assert (np.abs(scaled) < 0.01).any()
+    assert (np.abs(scaled) == 0.01).any()
+    np.testing.assert_allclose(normalizer.rewards(rows["reward"]), scaled, rtol=1e-4)
+    assert normalizer.rewards(rows["reward"]).dtype == np.float32
+    assert bits(normalizer) == before
+
+
+def test_what_a_store_got_and_is_not_finite_is_counted_with_the_next_step() -> None:
+    normalizer, slots = ReplayNormalizer(POSE, rewards=True), make_slots(0)
+    first, second = np.argwhere(slots["mask"])[:2]
+    slots["observation/pose"][tuple(first)] = np.nan
+    slots[DISCOUNTED_RETURN][tuple(second)] = np.inf
+    found = normalizer.moments_of(normalizer.samples_of(slots))
+    for _ in range(2):
+        normalizer.learn(normalizer.joined([found, found]), one_rank)
+    counts = [normalizer.step(rows_like(slots), one_rank)[1]["non_finite_transitions"] for _ in range(2)]
+    assert counts == [8.0, 0.0]
+    assert normalizer.state_dict()["return/count"] == 4 * (slots["mask"].sum() - 2)
+    assert all(np.isfinite(array).all() for array in normalizer.state_dict().values())
+
+
+def test_two_ranks_with_stores_have_the_statistics_of_both() -> None:
+    ranks, batches = [ReplayNormalizer(POSE, rewards=True) for _ in range(2)], [make_slots(0), make_slots(1)]
+    for _ in range(2):
+        said: list[np.ndarray] = []
+        parts = [rank.moments_of(rank.samples_of(slots)) for rank, slots in zip(ranks, batches, strict=True)]
+        for rank, part in zip(ranks, parts, strict=True):
+            rehearsal = ReplayNormalizer(POSE, rewards=True)
+            rehearsal.load_state_dict(rank.state_dict())
+            rehearsal.learn(part, lambda values: said.append(values) or values)
+        for rank, part in zip(ranks, parts, strict=True):
+            rank.learn(part, lambda _: sum(said))
+        batches = [make_slots(2), make_slots(3)]
+    assert bits(ranks[0]) == bits(ranks[1])
+    expected, state = acted_on([make_slots(seed) for seed in range(4)]), ranks[0].state_dict()
+    np.testing.assert_allclose(state["observation/pose/mean"], expected.mean(0), rtol=1e-10)
+    np.testing.assert_allclose(state["observation/pose/squares"], expected.var(0) * len(expected), rtol=1e-9)
+
+
+def test_a_store_without_statistics_has_rows_pass_unchanged_but_for_clipped_rewards() -> None:
+    normalizer, rows = ReplayNormalizer(reward_clip=0.5), rows_like(make_slots(0))
+    assert not normalizer.is_empty
+    assert normalizer.fields == ()
+    assert normalizer.moments_of(normalizer.samples_of(make_slots(0))).num_left_out == 0
+    seen, metrics = normalizer.step(rows, one_rank)
+    assert seen is rows
+    assert metrics == {}
+    np.testing.assert_array_equal(normalizer.rewards(rows["reward"]), np.clip(rows["reward"], -0.5, 0.5))
+
+
+def test_a_batch_without_a_transition_on_one_rank_is_learned_from() -> None:
+    normalizer, slots = Normalizer(POSE, rewards=True), make_slots(0)
+    slots["mask"][...] = False
+    normalizer.step(slots, one_rank)
+    assert normalizer.state_dict()["return/count"] == 0

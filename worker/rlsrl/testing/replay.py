@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from rlsrl.buffers.replay.layout import ReplayLayout
+from rlsrl.buffers.replay.layout import STEP_FIELDS, ReplayLayout
 from rlsrl.buffers.replay.segments import Segments
 from rlsrl.buffers.replay.store_file import SUFFIX, StoreFile
 from rlsrl.data.slots import ProducerId, Slot, rollout_layout
 from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.workers.replay_experience import ReplayStore
 
@@ -94,10 +95,24 @@ def empty_replay_store(folder: Path, layout: ReplayLayout) -> ReplayStore:
 class SlotSource:
     """Slots of one producer, with what is in them in plain lists."""
 
-    def __init__(self, *, num_steps: int, num_lanes: int, make: Any = Numbered, seed: int = 0, index: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        num_steps: int,
+        num_lanes: int,
+        make: Any = Numbered,
+        seed: int = 0,
+        index: int = 0,
+        return_discount: float | None = None,
+    ) -> None:
+        """``return_discount``: that of the field ``discounted_return``; None: slots do not have it."""
         self._envs = LoopVectorEnv(lambda _: make(), seeds=[100 * seed + lane for lane in range(num_lanes)])
         self.env_spec: EnvSpec = self._envs.spec
-        self.layout = rollout_layout(self.env_spec, num_steps=num_steps, num_lanes=num_lanes)
+        has_returns = return_discount is not None
+        self.layout = rollout_layout(
+            self.env_spec, num_steps=num_steps, num_lanes=num_lanes, discounted_return=has_returns
+        )
+        self._returns = DiscountedReturns(discount=return_discount, num_lanes=num_lanes) if has_returns else None
         self.lanes = [Lane() for _ in range(num_lanes)]
         self._producer = ProducerId(index, 1)
         self._rng = np.random.default_rng(seed)
@@ -110,6 +125,8 @@ class SlotSource:
         for step in range(self.layout.num_steps):
             arrays["action"][step] = self._rng.integers(0, 3, self.layout.num_lanes)
             self._envs.step(arrays, step, arrays["action"][step])
+        if self._returns is not None:
+            self._returns.write(arrays)
         for lane, kept in enumerate(self.lanes):
             self._keep(arrays, lane, kept)
         num_transitions = int(np.count_nonzero(arrays["mask"]))
@@ -123,7 +140,7 @@ class SlotSource:
         kept.frames += [
             {name: array[frame] for name, array in frames.items()} for frame in range(first, self.layout.num_steps + 1)
         ]
-        names = ("action", "reward", "terminated", "truncated", "mask")
+        names = [name for name in STEP_FIELDS if name in arrays]
         kept.steps += [
             {name: arrays[name][step, lane].copy() for name in names} for step in range(self.layout.num_steps)
         ]
