@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from rlsrl.algorithms.base import one_rank
 from rlsrl.algorithms.learner import StepResult
+from rlsrl.algorithms.normalizer import ReplayNormalizer, normalizable
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import Placement, cluster_placement, local_placement
 from rlsrl.api.resolve import resolve
@@ -23,7 +25,7 @@ from rlsrl.buffers.replay.draws import PrioritizedDraws
 from rlsrl.buffers.replay.layout import MARK, PRIORITY
 from rlsrl.buffers.replay.ratio import Pace
 from rlsrl.buffers.replay.segments import Segments
-from rlsrl.data.slots import Slot
+from rlsrl.data.slots import DISCOUNTED_RETURN, Slot
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import TrainerState
 from rlsrl.runtime.errors import ConfigurationError
@@ -112,11 +114,21 @@ class Kills:
 class Run:
     """What outlives a trainer: files, checkpoints, and the actor with its slots."""
 
-    def __init__(self, folder: Path, *, placement: Placement | None = None, max_policy_lag: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        placement: Placement | None = None,
+        max_policy_lag: int = 1,
+        capacity: int = 120,
+        normalizes: bool = False,
+    ) -> None:
         self.folder = folder
-        experiment = load_text(EXPERIMENT, overrides=[f"pacing.maxPolicyLag={max_policy_lag}"])
+        overrides = (f"pacing.maxPolicyLag={max_policy_lag}", f"algorithm.custom.needs.replay.capacity={capacity}")
+        experiment = load_text(EXPERIMENT, overrides=overrides)
         self.config = resolve(experiment, placement or local_placement("uid", folder)).trainer
-        self.source = SlotSource(num_steps=STEPS, num_lanes=LANES)
+        self.source = SlotSource(num_steps=STEPS, num_lanes=LANES, return_discount=0.9 if normalizes else None)
+        self.normalizes = normalizes
         self.state: TrainerState | None = None
         self.lives = 0
         self.slot: Slot | None = None
@@ -159,7 +171,13 @@ class Life:
         self.store = store
         self.lanes = 0
         consumer: Any = SimpleNamespace(grant=self._grant)
-        self.experience = replay_experience(config, run.replay, state, store, consumer, self.ledger)
+        observation = normalizable(run.source.env_spec) if run.normalizes else {}
+        self.normalizer = ReplayNormalizer(observation, rewards=run.normalizes)
+        if state is not None:
+            self.normalizer.load_state_dict(state.arrays)
+        self.experience = replay_experience(
+            config, run.replay, state, store, consumer, self.ledger, normalizer=self.normalizer
+        )
         self.env_steps = 0 if state is None else int(state.values["progress"])
         self.step = 0 if state is None else state.version.step
         if state is None:
@@ -190,6 +208,8 @@ class Life:
             self._gather()
             return False
         self.env_steps += batch.env_steps
+        if batch.moments is not None:
+            self.normalizer.learn(batch.moments, one_rank)
         if not batch.num_transitions:
             self.experience.passed(batch)
             return False
@@ -207,7 +227,9 @@ class Life:
             "progress": self.env_steps,
             "dues": self._run.dues[: self.env_steps + 1],
         }
-        self._run.state = TrainerState(version=Version(self._run.lives, self.step), arrays={}, values=values)
+        self._run.state = TrainerState(
+            version=Version(self._run.lives, self.step), arrays=self.normalizer.state_dict(), values=values
+        )
 
     def end(self, *, run_ended: bool) -> None:
         self.experience.close()
@@ -278,6 +300,36 @@ def test_nothing_that_was_stored_is_lost_by_kills(
         life.end(run_ended=True)
         assert "in_buffer" not in life.counters
         assert not (tmp_path / "replay" / "trainer-0.store").exists()
+
+
+@pytest.mark.parametrize("max_policy_lag", [1, 0], ids=["at_once", "in_turn"])
+@pytest.mark.parametrize("seed", range(8))
+def test_statistics_learn_once_from_each_transition_through_kills(
+    seed: int, max_policy_lag: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has room for all. Checkpoints are rare, so that lives begin with transitions that they lack."""
+    run = Run(tmp_path, max_policy_lag=max_policy_lag, capacity=8000, normalizes=True)
+    kills, rng = Kills(monkeypatch), random.Random(seed)
+    uncounted = []
+    for _ in range(8):
+        with kills.after(rng.randint(20, 160)), run.live() as life:
+            uncounted.append(life.store.uncounted)
+            while True:
+                if life.work() and rng.random() < 0.05:
+                    life.save()
+    assert sum(each > 0 for each in uncounted) > 2
+    with run.live() as life:
+        while life.env_steps < life.store.segments.env_steps or not life.env_steps:
+            life.work()
+        arrays = life.store.segments.arrays
+        is_held = arrays["mask"] & (arrays[MARK] > 0)[:, np.newaxis]
+        assert np.count_nonzero(is_held) == life.store.segments.env_steps, "none was evicted"
+        state = life.normalizer.state_dict()
+        for name, values in {"observation": arrays["observation"][:, :-1], "return": arrays[DISCOUNTED_RETURN]}.items():
+            samples = values[is_held].astype(np.float64)
+            assert state[f"{name}/count"] == len(samples)
+            np.testing.assert_allclose(state[f"{name}/mean"], samples.mean(0), rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(state[f"{name}/squares"], samples.var(0) * len(samples), rtol=1e-8)
 
 
 def saved(run: Run) -> dict[str, int]:
