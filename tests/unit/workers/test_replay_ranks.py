@@ -13,18 +13,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from typing_extensions import override
 
+from rlsrl.algorithms.base import Reduce
 from rlsrl.algorithms.learner import StepResult
-from rlsrl.algorithms.normalizer import SampleMoments
+from rlsrl.algorithms.normalizer import ReplayNormalizer, SampleMoments, normalizable
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.buffers.replay.draws import UniformDraws
-from rlsrl.buffers.replay.layout import ReplayLayout
+from rlsrl.buffers.replay.layout import ENV_STEPS, MARK, ReplayLayout
 from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
 from rlsrl.buffers.replay.rows import IMPORTANCE
+from rlsrl.data.slots import DISCOUNTED_RETURN
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters, TrainerState
 from rlsrl.runtime.frequency import FrequencyControl
@@ -80,8 +83,8 @@ class ThreadGang(Gang):
         return answers
 
     @override
-    def reduce(self, values: Any) -> Any:
-        raise NotImplementedError
+    def reduce(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.sum([answer["values"] for answer in self.agree({"values": values.tolist()})], axis=0)
 
     @override
     def close(self) -> None:
@@ -89,14 +92,17 @@ class ThreadGang(Gang):
 
 
 class FakeLearner:
-    """Counts its steps and keeps what it was given."""
+    """Counts its steps, keeps what it was given, and has its normaliser learn."""
 
-    def __init__(self) -> None:
+    def __init__(self, normalizer: ReplayNormalizer, reduce: Reduce) -> None:
+        self.normalizer = normalizer
+        self._reduce = reduce
         self.batches: list[Mapping[str, np.ndarray]] = []
         self.env_steps = 0
 
     def learn_statistics(self, moments: SampleMoments | None) -> None:
-        assert moments is None
+        if moments is not None:
+            self.normalizer.learn(moments, self._reduce)
 
     def count_env_steps(self, env_steps: int) -> None:
         self.env_steps += env_steps
@@ -131,9 +137,13 @@ class Rank:
         *,
         stop: Mapping[str, Any],
         turns: bool,
+        normalizes: bool,
     ) -> None:
         folder.mkdir()
-        self.source = SlotSource(num_steps=STEPS, num_lanes=LANES, seed=rank, index=rank)
+        self.source = SlotSource(
+            num_steps=STEPS, num_lanes=LANES, seed=rank, index=rank, return_discount=0.9 if normalizes else None
+        )
+        normalizer = ReplayNormalizer(normalizable(self.source.env_spec) if normalizes else {}, rewards=normalizes)
         store = empty_replay_store(folder, ReplayLayout.of(self.source.layout, capacity=400))
         self.segments = store.segments
         self._lanes = 0
@@ -157,8 +167,10 @@ class Rank:
             grant=self._grant,
             ledger=ledger,
             num_ranks=RANKS,
+            normalizer=normalizer,
         )
-        self.learner = FakeLearner()
+        gang = ThreadGang(rank, point)
+        self.learner = FakeLearner(normalizer, gang.reduce)
         self.progress = Progress(episodes=3)
         settings = TrainingSettings(
             stop_conditions=StopConditions(episodes=3, **{**NEVER, **stop}),
@@ -184,7 +196,7 @@ class Rank:
             start=StartingPoint(version=Version(1, 0), progress=self.progress),
             outputs=Outputs(publish=lambda _: None, store=lambda _: None, metadata={}, on_end=lambda: None),
             context=context,
-            gang=ThreadGang(rank, point),
+            gang=gang,
         )
 
     @property
@@ -218,8 +230,11 @@ def make_ranks(tmp_path: Path) -> Any:
     made: list[Rank] = []
     point = MeetingPoint()
 
-    def make(*, turns: bool = False, **stop: Any) -> list[Rank]:
-        made.extend(Rank(tmp_path / str(rank), rank, point, resources, stop=stop, turns=turns) for rank in range(RANKS))
+    def make(*, turns: bool = False, normalizes: bool = False, **stop: Any) -> list[Rank]:
+        made.extend(
+            Rank(tmp_path / str(rank), rank, point, resources, stop=stop, turns=turns, normalizes=normalizes)
+            for rank in range(RANKS)
+        )
         for rank in made:
             rank.thread.start()
         return made
@@ -253,14 +268,7 @@ def test_ranks_train_together_or_count_what_has_arrived(make_ranks: Callable[...
     assert not np.array_equal(*rows), "each rank draws from its own store"
 
 
-@pytest.mark.parametrize("turns", [False, True])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_run_ends_on_all_ranks_for_the_same_reason_with_all_its_updates(
-    seed: int, turns: bool, make_ranks: Callable[..., list[Rank]]
-) -> None:
-    end, rng = 300, random.Random(seed)
-    ranks = make_ranks(turns=turns, env_steps=end)
-
+def gather_to_the_end(ranks: list[Rank], rng: random.Random) -> None:
     def has_work_or_end() -> bool:
         return has_ended() or any(rank.may_gather for rank in ranks)
 
@@ -274,6 +282,16 @@ def test_a_run_ends_on_all_ranks_for_the_same_reason_with_all_its_updates(
     for rank in ranks:
         rank.thread.join(DEADLINE_SECONDS)
         rank.thread.check()
+
+
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_ends_on_all_ranks_for_the_same_reason_with_all_its_updates(
+    seed: int, turns: bool, make_ranks: Callable[..., list[Rank]]
+) -> None:
+    end, rng = 300, random.Random(seed)
+    ranks = make_ranks(turns=turns, env_steps=end)
+    gather_to_the_end(ranks, rng)
     first, second = ranks
     assert first.thread.ending.stop_reason == second.thread.ending.stop_reason == "envSteps"
     assert first.progress.state_dict() == second.progress.state_dict()
@@ -283,6 +301,29 @@ def test_a_run_ends_on_all_ranks_for_the_same_reason_with_all_its_updates(
     dues = [(rank.experience.state_dict()["stored"] - START / RANKS) * RANKS * RATIO for rank in ranks]
     assert -1e-6 <= min(dues) - updates < UPDATES, "the rank that has gathered less has nothing more to train"
     assert sum(rank.experience.state_dict()["stored"] for rank in ranks) == first.progress.env_steps
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_ranks_learn_once_from_what_any_of_them_counts(turns: bool, make_ranks: Callable[..., list[Rank]]) -> None:
+    ranks = make_ranks(turns=turns, normalizes=True, env_steps=300)
+    gather_to_the_end(ranks, random.Random(0))
+    state, other = (rank.learner.normalizer.state_dict() for rank in ranks)
+    assert {name: array.tobytes() for name, array in state.items()} == {
+        name: array.tobytes() for name, array in other.items()
+    }
+    for name, field in (("observation", "observation"), ("return", DISCOUNTED_RETURN)):
+        samples = np.concatenate([counted(rank, field) for rank in ranks]).astype(np.float64)
+        assert state[f"{name}/count"] == len(samples) == ranks[0].progress.env_steps
+        np.testing.assert_allclose(state[f"{name}/mean"], samples.mean(0), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(state[f"{name}/squares"], samples.var(0) * len(samples), rtol=1e-8)
+
+
+def counted(rank: Rank, field: str) -> NDArray[Any]:
+    """Return the field of all transitions that the run's progress contains; none was evicted."""
+    arrays = rank.segments.arrays
+    is_counted = (arrays[MARK] > 0) & (arrays[ENV_STEPS] <= rank.experience.state_dict()["stored"])
+    found: NDArray[Any] = arrays[field][:, :STEPS][arrays["mask"] & is_counted[:, np.newaxis]]
+    return found
 
 
 EXPERIMENT = """
