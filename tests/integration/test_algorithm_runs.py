@@ -82,9 +82,12 @@ EXPERIMENTS = {
     "Q-learning": Q_LEARNING,
     "DQN": DQN.replace("name: cartpole-dqn", "name: live"),
     "SAC": SAC.replace("name: pendulum-sac", "name: live"),
+    "SAC, normalised": SAC.replace("name: pendulum-sac", "name: live")
+    .replace("  policy:\n", "  policy:\n    normalizeObservations: true\n")
+    .replace("    sac:\n", "    sac:\n      normalizeRewards: true\n"),
     "TD3": TD3.replace("name: pendulum-td3", "name: live"),
 }
-GOALS = {"SAC": -200, "TD3": -200}
+GOALS = {"SAC": -200, "SAC, normalised": -200, "TD3": -200}
 """The mean return of experiments on Pendulum; of others, on CartPole, 475."""
 WAYS = {
     "policy worker": ("policyWorkers.replicas=1",),
@@ -107,7 +110,7 @@ BLOCKS = {
     "SAC": "sac: {{minibatchSize: 64, replay: {{capacity: 5000, start: 500, priorities: {{}}}}}}",
     "TD3": "td3: {{minibatchSize: 64, replay: {{capacity: 5000, start: 500}}, policyPeriod: 3}}",
 }
-REPLAYING = ("Q-learning", "DQN", "SAC", "TD3")
+REPLAYING = ("Q-learning", "DQN", "SAC", "SAC, normalised", "TD3")
 """Algorithms that have no buffer workers yet."""
 OTHER_ROLES = "  policyWorkers: {{replicas: 1}}\n"
 ROLES = ("coordinator", "actor", "trainer", "policy")
@@ -167,6 +170,27 @@ def test_replay_trains_as_often_as_the_ratio_says_to_the_end(num_trainers: int, 
     ledger = summary["ledger"]
     assert ledger["balanced"]
     assert ledger["produced"] == summary["env_steps"] == ledger["trained"] + sum(ledger["dropped"].values())
+
+
+@pytest.mark.parametrize("num_trainers", [1, 2])
+def test_statistics_learn_from_all_that_is_gathered_with_replay(num_trainers: int, tmp_path: Path) -> None:
+    """They are those of a version, with which it is played."""
+    desk = with_algorithm(tmp_path, Q_LEARNING)
+    changes = ("stop={envSteps: 3000}", "policy.normalizeObservations=true", "algorithm.custom.normalizeRewards=true")
+    trainers = (f"trainers.replicas={num_trainers}", f"actors.replicas={num_trainers}")
+    done = desk.call("run", "live.yaml", *settings(*changes, *trainers))
+    assert done.returncode == 0, done.stdout + done.stderr
+    database = open_run_database(desk.run_folder)
+    newest = database.get(POLICY_NAME)
+    assert newest is not None
+    assert {"observation/mean", "observation/variance"} < newest.statistics.keys()
+    state = database.load_state(POLICY_NAME, newest.version)
+    assert state is not None
+    env_steps = desk.facts().json("summary.json")["env_steps"]
+    for name in ("observation", "return"):
+        assert state.arrays[f"normalizer/{name}/count"] == env_steps == state.values["learner"]["env_steps"]
+    played = desk.call("eval", "runs/live", "--episodes", "1")
+    assert played.returncode == 0, played.stderr
 
 
 @pytest.mark.slow

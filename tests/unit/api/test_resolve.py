@@ -312,6 +312,16 @@ def test_the_roles_that_normalise_have_the_normalisation_config() -> None:
     assert experiment.actor.return_discount == 0.9
 
 
+def test_algorithms_that_replay_normalise_too() -> None:
+    experiment = resolved(
+        "policy.normalizeObservations=true",
+        "algorithm={sac: {normalizeRewards: true, discount: 0.9}}",
+        "pacing.trainStepsPerEnvStep=1",
+    )
+    assert experiment.trainer.normalize_observations
+    assert experiment.actor.return_discount == 0.9
+
+
 def test_an_index_beyond_a_spread_total_has_no_environments() -> None:
     with pytest.raises(IndexError, match="worker 2"):
         resolved().actor.environment_ranks_of(2)
