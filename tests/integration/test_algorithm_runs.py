@@ -112,6 +112,8 @@ BLOCKS = {
 }
 REPLAYING = ("Q-learning", "DQN", "SAC", "SAC, normalised", "TD3")
 """Algorithms that have no buffer workers yet."""
+NORMALISED = ("policy.normalizeObservations=true", "algorithm.custom.normalizeRewards=true")
+"""Changes of an algorithm of one's own."""
 OTHER_ROLES = "  policyWorkers: {{replicas: 1}}\n"
 ROLES = ("coordinator", "actor", "trainer", "policy")
 
@@ -172,23 +174,27 @@ def test_replay_trains_as_often_as_the_ratio_says_to_the_end(num_trainers: int, 
     assert ledger["produced"] == summary["env_steps"] == ledger["trained"] + sum(ledger["dropped"].values())
 
 
+def num_learned(desk: Desk) -> list[float]:
+    """Return of how many observations and returns the newest version has the statistics."""
+    database = open_run_database(desk.run_folder)
+    newest = database.resume_point(POLICY_NAME).version
+    assert newest is not None
+    state = database.load_state(POLICY_NAME, newest)
+    assert state is not None
+    return [float(state.arrays[f"normalizer/{name}/count"]) for name in ("observation", "return")]
+
+
 @pytest.mark.parametrize("num_trainers", [1, 2])
 def test_statistics_learn_from_all_that_is_gathered_with_replay(num_trainers: int, tmp_path: Path) -> None:
     """They are those of a version, with which it is played."""
     desk = with_algorithm(tmp_path, Q_LEARNING)
-    changes = ("stop={envSteps: 3000}", "policy.normalizeObservations=true", "algorithm.custom.normalizeRewards=true")
     trainers = (f"trainers.replicas={num_trainers}", f"actors.replicas={num_trainers}")
-    done = desk.call("run", "live.yaml", *settings(*changes, *trainers))
+    done = desk.call("run", "live.yaml", *settings("stop={envSteps: 3000}", *NORMALISED, *trainers))
     assert done.returncode == 0, done.stdout + done.stderr
-    database = open_run_database(desk.run_folder)
-    newest = database.get(POLICY_NAME)
+    newest = open_run_database(desk.run_folder).get(POLICY_NAME)
     assert newest is not None
     assert {"observation/mean", "observation/variance"} < newest.statistics.keys()
-    state = database.load_state(POLICY_NAME, newest.version)
-    assert state is not None
-    env_steps = desk.facts().json("summary.json")["env_steps"]
-    for name in ("observation", "return"):
-        assert state.arrays[f"normalizer/{name}/count"] == env_steps == state.values["learner"]["env_steps"]
+    assert num_learned(desk) == [desk.facts().json("summary.json")["env_steps"]] * 2
     played = desk.call("eval", "runs/live", "--episodes", "1")
     assert played.returncode == 0, played.stderr
 
@@ -226,7 +232,7 @@ def test_a_finished_run_that_replays_goes_on_with_an_empty_store(start: int, tmp
 
 def test_a_store_outlives_its_trainer_and_an_interruption(tmp_path: Path) -> None:
     desk, in_a_slot = with_algorithm(tmp_path, Q_LEARNING), 8 * 16
-    changes = ("stop={envSteps: 1000000}", "parameters.everySteps=20")
+    changes = ("stop={envSteps: 1000000}", "parameters.everySteps=20", *NORMALISED)
     with desk.begin(*settings(*changes)) as run:
         run.until(lambda: run.is_complete() and run.facts.train_steps() > 50, "training")
         os.kill(run.workers("trainer")[0].pid, signal.SIGKILL)
@@ -240,7 +246,7 @@ def test_a_store_outlives_its_trainer_and_an_interruption(tmp_path: Path) -> Non
     assert held["lost"]["rolled_back"] == 0
     assert held["lost"]["receiver_died"] <= 2 * in_a_slot, "slots on their way into the store"
     end = held["produced"] + 2000
-    done = desk.call("run", "live.yaml", *settings(f"stop={{envSteps: {end}}}", changes[1]))
+    done = desk.call("run", "live.yaml", *settings(f"stop={{envSteps: {end}}}", *changes[1:]))
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = desk.facts().logged("trainer-0", "replay_store_found")
     assert 1000 < first["transitions"] < second["transitions"]
@@ -250,6 +256,7 @@ def test_a_store_outlives_its_trainer_and_an_interruption(tmp_path: Path) -> Non
     never_stored = ledger["produced"] - summary["env_steps"]
     assert 0 <= never_stored <= 3 * in_a_slot, "gathered or on their way when the trainer or the run was ended"
     assert 0 <= (summary["env_steps"] - 1000) * 0.25 - summary["minibatches"] < 0.25 * in_a_slot
+    assert num_learned(desk) == [summary["env_steps"]] * 2
     assert not list(tmp_path.rglob("*.store"))
 
 
