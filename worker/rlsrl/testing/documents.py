@@ -509,6 +509,10 @@ def perhaps_broken(rng: random.Random) -> JsonDocument:
     # An API server cannot count the values of each argument.
     if (by_rank := _mapping_at(document, BY_RANK)) is not None:
         by_rank.pop("each", None)
+    # Nor does it know the minibatches of a training step.
+    pacing = _mapping_at(document, ("spec", "pacing"))
+    if pacing is not None and type(bound := pacing.get("maxTrainStepsBehind")) is int and bound > 0:
+        pacing["maxTrainStepsBehind"] = max(bound, 10**8)
     return document
 
 
