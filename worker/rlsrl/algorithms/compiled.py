@@ -35,6 +35,13 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Any:
     return torch.compile(own, fullgraph=True, dynamic=False, options=_options(device))
 
 
+def of_products() -> dict[str, Any]:
+    """Return the options for torch.compile that have large products of matrices on the CPU computed by oneDNN."""
+    from rlsrl.algorithms.products import LargeProductsByOneDnn  # inductor takes a second to import
+
+    return {"post_grad_custom_post_pass": LargeProductsByOneDnn()}
+
+
 def form(tensors: Iterable[Tensor], named: Iterable[Mapping[str, Tensor]]) -> list[Any]:
     """Return names, shapes, strides and dtypes: all that compiled code depends on except the values."""
     every = [*tensors, *(tensor for mapping in named for tensor in mapping.values())]
@@ -45,6 +52,7 @@ def form(tensors: Iterable[Tensor], named: Iterable[Mapping[str, Tensor]]) -> li
 def _options(device: torch.device) -> dict[str, Any]:
     """Return the options for torch.compile."""
     return {
+        **of_products(),
         # C++ calls the kernels: that saves a tenth of a small network's step. On a GPU it would need CUDA's headers.
         "cpp_wrapper": device.type == "cpu",
         # Before each call torch evaluates some hundred guards. Compiled code is pure, so only the inputs' form can

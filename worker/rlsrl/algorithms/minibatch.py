@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from rlsrl.algorithms.adam import Adam, AdamState, adam_step_
 from rlsrl.algorithms.base import Algorithm, ParameterGroup, Tensors
-from rlsrl.algorithms.compiled import compiled, compiling, form
+from rlsrl.algorithms.compiled import compiled, compiling, form, of_products
 from rlsrl.algorithms.gradients import (
     FlatLoss,
     Gradients,
@@ -150,7 +150,7 @@ class ParallelSteps(Steps):
     def _compiled(self, update: GroupUpdate, example: Inputs) -> tuple[FlatLoss, _Apply, Tensors]:
         """Return the parts of a group's update before and after the sum over ranks, compiled, and its metrics."""
         loss = self._flat_loss(update)
-        loss.compile(fullgraph=True, dynamic=False)
+        loss.compile(fullgraph=True, dynamic=False, options=of_products())
         apply: _Apply = torch.compile(update.__call__, fullgraph=True, dynamic=False)
         # Without DDP: its hooks would wait for ranks that may have failed to compile.
         others = other_groups(example.params, update.name)
