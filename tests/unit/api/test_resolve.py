@@ -184,6 +184,9 @@ def test_with_replay_each_actor_has_a_home_trainer_and_each_trainer_a_part_of_th
     assert in_turn.lanes_in_turn == 8
 
 
+THIRTEEN = ("actors={environments: 13, replicas: 4, rolloutLength: 8}",)
+
+
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
@@ -191,6 +194,11 @@ def test_with_replay_each_actor_has_a_home_trainer_and_each_trainer_a_part_of_th
         (("actors={environments: 13, replicas: 4}",), None),
         (("actors={environments: 12, replicas: 3}",), "actors.replicas: 3 actors with environments cannot be shared"),
         (("actors={environments: 3, replicas: 4}",), "actors.replicas: 3 actors with environments cannot be shared"),
+        ((*THIRTEEN, "algorithm.dqn.replay={start: 1, capacity: 224}"), None),
+        (
+            (*THIRTEEN, "algorithm.dqn.replay={start: 1, capacity: 223}"),
+            "capacity: 223 is less than start, 1, or two rollouts of each environment\n    allowed: integer >= 224",
+        ),
         (("actors={environments: 12, replicas: 2}", "pacing.maxPolicyLag=0"), None),
         (
             ("actors={environments: 13, replicas: 4}", "pacing.maxPolicyLag=0"),

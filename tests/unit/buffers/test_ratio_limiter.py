@@ -306,6 +306,14 @@ def test_what_arrives_after_the_progress_that_is_saved_counts_after_a_restore() 
     assert not restored.is_complete, "the 20 that were not saved are gathered anew"
 
 
+def test_a_run_past_its_start_owes_all_that_it_stores_also_with_a_later_start() -> None:
+    state = {"stored": 60, "due": 2.0, "updates": 4}  # of one of two ranks; alone it has twice their start
+    limiter = limiter_of(0.5, bound=100.0)
+    limiter.load_state_dict(state, stored=0, held=0)
+    limiter.stored(25, lanes=0)
+    assert limiter.debt == 2.0 + 0.5 * 25 - 4
+
+
 @pytest.mark.parametrize(
     ("pace", "message"),
     [

@@ -46,7 +46,7 @@ WELL: dict[str, str | None] = {
     f"rlsrl_checkpoint_period_seconds{{{EXPERIMENT}}}": "10x180",
     f"rlsrl_train_steps_behind{{{EXPERIMENT}}}": "400x180",
     f"rlsrl_train_steps_behind_limit{{{EXPERIMENT}}}": "500x180",
-    f"rlsrl_replay_transitions{{{EXPERIMENT}}}": "0+6000x16 100000x163",
+    f'rlsrl_replay_transitions{{{EXPERIMENT},pod="run-trainer-0",endpoint="http"}}': "0+6000x16 100000x163",
     'rlsrl_operator_failing_experiments{namespace="rlsrl-system",pod="o"}': "0x180",
     'rlsrl_operator_oldest_key_seconds{namespace="rlsrl-system",pod="o"}': "0.2x180",
 }
@@ -62,6 +62,8 @@ def series(name: str) -> str:
 
 STEPS = series("rlsrl_env_steps_total")
 STALLED = series("rlsrl_stalled_seconds")
+STORE = series("rlsrl_replay_transitions")
+OTHER_STORE = STORE.replace("trainer-0", "trainer-1")
 LOST = f'rlsrl_ledger_transitions{{{EXPERIMENT},term="lost.receiver_died"}}'
 COORDINATOR = f'up{{{EXPERIMENT},role="coordinator"}}'
 OPERATOR = 'up{namespace="rlsrl-system",pod="o",role="operator"}'
@@ -103,7 +105,11 @@ SILENT: dict[str, Series] = {
     "a run stands still for three minutes": {STALLED: "0x60 60+60x2 0x117"},
     "the server of the environments starts again": {series("rlsrl_environment_server_waits"): "0x60 8x3 0x117"},
     "training catches up after a rollback": {series("rlsrl_train_steps_behind"): "400x60 4000-150x20 400x99"},
-    "a trainer begins again with its store": {series("rlsrl_replay_transitions"): "90000x60 _x2 90000x117"},
+    "a trainer begins again with its store": {STORE: "90000x60 _x2 90000x117"},
+    "trainers begin again with their stores, and are scraped one after the other": {
+        STORE: "90000x60 _x2 90000x117",
+        OTHER_STORE: "90000x60 _x3 90000x116",
+    },
     "a few minibatches are skipped": {SKIPPED: "0x60 30x120"},
     "versions are meant to be rare": {
         series("rlsrl_checkpoint_period_seconds"): "3600x180",
@@ -132,7 +138,7 @@ FIRING: dict[str, Sequence[Series]] = {
     "RlsrlMinibatchesSkipped": [{SKIPPED: "0x170 0+300x10"}],
     "RlsrlSamplesLost": [{LOST: "0x160 0+2000x20"}],
     "RlsrlTrainingBehindGathering": [{series("rlsrl_train_steps_behind"): "400x140 4000x40"}],
-    "RlsrlReplayStoreLost": [{series("rlsrl_replay_transitions"): "90000x170 0+1000x10"}],
+    "RlsrlReplayStoreLost": [{STORE: "90000x170 0+1000x10"}, {OTHER_STORE: "90000x170 0+1000x10"}],
     "RlsrlPolicyLagExceeded": [{series("rlsrl_policy_lag_exceeded_total"): "0x170 1x10"}],
     "RlsrlOperatorAbsent": [{OPERATOR: "1x150 0x30"}, {OPERATOR: "1x150"}],
     "RlsrlReconcileFailing": [{series("rlsrl_operator_failing_experiments"): "0x160 1x20"}],

@@ -49,6 +49,9 @@ class Counts:
         return dict(self.terms)
 
 
+ENDLESS = StopConditions(episodes=3, return_mean=None, env_steps=None, train_steps=None, wall_seconds=None)
+
+
 class Bench:
     """The test acts as the main thread, the training thread and the actors."""
 
@@ -469,7 +472,26 @@ def test_in_turn_a_rank_of_several_gathers_again_only_after_all_is_counted(make_
     assert batch is not None
     bench.experience.passed(batch)
     bench.experience.grant(Version(1, 0))
+    assert bench.lanes_left == 0, "the end is not set yet"
+    bench.experience.expect(Progress(episodes=3), ENDLESS)
+    bench.experience.grant(Version(1, 0))
     assert bench.lanes_left == 2 * LANES
+
+
+def test_in_turn_a_rank_of_several_gathers_after_a_step_only_once_the_end_is_set(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench(ratio=0.2, start=0, lanes_in_turn=2 * LANES, num_ranks=2, capacity=400)
+    bench.gather()
+    bench.gather()
+    batch = bench.train()
+    assert batch is not None
+    assert bench.lanes_left == 0, "what the other rank has counted may move the end"
+    progress = Progress(episodes=3)
+    progress.gathered(batch.episodes, env_steps=batch.env_steps + 6)
+    bench.experience.expect(progress, replace(ENDLESS, env_steps=progress.env_steps + 2 * STEPS))
+    bench.experience.grant(Version(1, bench.step))
+    assert bench.lanes_left == 1, "a half of what is left"
 
 
 @pytest.mark.parametrize("what", ["slots", "close"])

@@ -134,6 +134,9 @@ class Algorithm(ABC):
 
         An array [K, M, ...] has one entry for each of the M rows: microbatches split it along M.
 
+        With replay each rank's ``rng`` draws other numbers. One that all ranks are to share comes from ``reduce``, for
+        example as the sum of what each has drawn.
+
         Sums and means over all ranks that a minibatch needs are computed here, by one ``reduce`` for the whole step, so
         that losses stay pure.
         """

@@ -162,6 +162,8 @@ class ReplayExperience(Experience):
         self._version: Version | None = None
         """The newest version for which credits were granted."""
         self._room = 0
+        self._end_is_set = True
+        """Whether ``expect`` was called since the last batch was counted."""
         self._closed = False
         self._is_kept = False
         """Whether a later life uses the store, once ``give_up`` was called."""
@@ -211,14 +213,21 @@ class ReplayExperience(Experience):
     def grant(self, version: Version) -> bool:
         with self._changed:
             self._version = version
-            # The end of the run depends on what all ranks have counted. In turns it may not depend on time.
-            waits = self._limiter.takes_turns and self._num_ranks > 1 and self._segments.env_steps > self._counted
-            lanes = 0 if waits else self._limiter.take()
+            lanes = 0 if self._waits_for_the_end else self._limiter.take()
             room, is_complete = self._limiter.room, self._limiter.is_complete
         if lanes or room != self._room:
             self._room = room
             self._grant(lanes, version, room)
         return is_complete
+
+    @property
+    def _waits_for_the_end(self) -> bool:
+        """Whether the end of the run, which follows from what all ranks have counted, is to be set before a grant.
+
+        In turns it is: what is granted may not depend on time.
+        """
+        is_open = self._segments.env_steps > self._counted or not self._end_is_set
+        return self._limiter.takes_turns and self._num_ranks > 1 and is_open
 
     @override
     def next_batch(self, timeout: float) -> TrainingBatch | None:
@@ -289,6 +298,7 @@ class ReplayExperience(Experience):
         keys = batch.keys if result.trained_rows is None else batch.keys[result.trained_rows]
         with self._changed:
             self._counted += batch.env_steps
+            self._end_is_set = False
             self._limiter.trained()
             if result.errors is not None:
                 is_known = np.isfinite(result.errors)
@@ -310,6 +320,7 @@ class ReplayExperience(Experience):
     def passed(self, batch: TrainingBatch) -> None:
         with self._changed:
             self._counted += batch.env_steps
+            self._end_is_set = False
 
     @property
     @override
@@ -330,6 +341,7 @@ class ReplayExperience(Experience):
                 ends.append(self._counted + left)
             if stop.train_steps is not None:
                 ends.append(self._limiter.env_steps_for(stop.train_steps - progress.train_steps))
+            self._end_is_set = True
             self._limiter.expect(0 if stop.now else min(ends, default=None))
 
     @override

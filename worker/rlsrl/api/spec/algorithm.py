@@ -273,7 +273,8 @@ class ReplaySettings(AlgorithmSettings):
     replay: Annotated[ReplaySpec, REFUSE] = ReplaySpec()
     """The store from which training draws."""
     importance_exponent: Annotated[float, Field(ge=0, le=1), LIVE] = 0.4
-    """With ``replay.priorities``: how far the bias of such draws is corrected: 0 not at all, 1 wholly (beta)."""
+    """How far losses of values correct the bias of draws by priority, and from trainers' stores of unequal size: 0 not
+    at all, 1 wholly (beta)."""
     importance_exponent_schedule: Annotated[ScheduleSpec, LIVE] | None = None
     """How importanceExponent changes during training. Constant by default."""
 

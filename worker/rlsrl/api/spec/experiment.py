@@ -439,7 +439,10 @@ def _store_holds_the_start(name: str) -> Callable[[ExperimentSpec], Fault | None
         replay = spec.algorithm.chosen.draws_from
         if replay is None or spec.algorithm.name != name:
             return None
-        least = max(replay.start, 2 * spec.actors.rollout_length * spec.actors.num_environments)
+        least = max(
+            replay.start,
+            2 * spec.actors.rollout_length * spec.environments_per_trainer * spec.trainers.replicas,
+        )
         if replay.capacity >= least:
             return None
         return Fault(
@@ -555,7 +558,8 @@ _RULES: tuple[CrossFieldRule, ...] = (
             check=_store_holds_the_start(name),
             cel=_with_divisors(
                 f"!({_has(path)}) || (self.{path}.capacity >= self.{path}.start"
-                f" && self.{path}.capacity >= 2 * {_ACTORS}.rolloutLength * {_ENVIRONMENTS})"
+                f" && self.{path}.capacity >= 2 * {_ACTORS}.rolloutLength"
+                f" * (({_ENVIRONMENTS} + {_TRAINERS} - 1) / {_TRAINERS}) * {_TRAINERS})"
             ),
             message=f"must be at least {path}.start, and at least two rollouts of each environment",
         )

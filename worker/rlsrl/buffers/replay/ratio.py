@@ -70,13 +70,13 @@ class RatioLimiter:
         """Lanes of this turn that are not granted, since the end of the run seems to need none of them."""
         self._pace = self._checked(pace)
         self._stored = 0
-        """Env steps stored in the whole run."""
+        """Env steps that this rank has stored in the whole run."""
         self._fresh = 0
         """Env steps stored in the present store: the start counts anew after a store is lost."""
         self._outstanding = 0
         """Lanes granted that have not arrived."""
         self._end: int | None = None
-        """Env steps of the whole run; None: not known."""
+        """Env steps of this rank in the whole run; None: not known."""
         self._updates = 0
         """Updates made."""
         self._pieces = [_Piece(start, 0.0, pace.updates_per_env_step)]
@@ -136,11 +136,11 @@ class RatioLimiter:
         return self._reaches_end(self._outstanding)
 
     def expect(self, end: int | None) -> None:
-        """Grant no more lanes than ``end`` env steps of the whole run need; None: as many as the ratio allows."""
+        """Grant no more lanes than ``end`` env steps of this rank need in all; None: as many as the ratio allows."""
         self._end = end
 
     def env_steps_for(self, steps: int) -> int:
-        """Return the env steps of the whole run after which ``steps`` further training steps can be made."""
+        """Return the env steps of this rank in all after which ``steps`` further training steps can be made."""
         if steps <= 0:
             return self._stored
         piece = self._pieces[-1]
@@ -191,8 +191,10 @@ class RatioLimiter:
         saved, and it may have lost what it held.
         """
         self._updates = int(state["updates"])
-        counted = max(int(state["stored"]), self._start)
-        self._pieces = [_Piece(counted, float(state["due"]), self._pace.updates_per_env_step)]
+        due = float(state["due"])
+        # Past its start a run owes all that it stores, also with another start or fewer ranks.
+        counted = int(state["stored"]) if due else max(int(state["stored"]), self._start)
+        self._pieces = [_Piece(counted, due, self._pace.updates_per_env_step)]
         self._stored = max(stored, int(state["stored"]))
         self._fresh = held
 
