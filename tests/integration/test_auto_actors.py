@@ -57,6 +57,18 @@ def test_a_run_chooses_its_actors_once_and_records_them(tmp_path: Path) -> None:
     assert "not applied, since the run has ended: spec.actors.replicas: 3 -> 2" in other.stdout
 
 
+def test_with_replay_each_trainer_gets_equally_many_actors(tmp_path: Path) -> None:
+    """Environments that wait are fastest with an actor for each: as far as two trainers can share them."""
+    (tmp_path / "waits.py").write_text(WAITS)
+    (tmp_path / "live.yaml").write_text(EXPERIMENT)
+    overrides = ["algorithm={dqn: {}}", "pacing={trainStepsPerEnvStep: 0.01}", "trainers.replicas=2"]
+    for environments, actors in {3: 2, 4: 4}.items():
+        found = choose_actors(
+            tmp_path / "live.yaml", [*overrides, f"actors.environments={environments}"], modules=tmp_path
+        )
+        assert found.num_actors == actors
+
+
 def test_an_environment_that_hangs_while_it_is_measured_ends_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlsrl.api.load import SpecError, dump, load_file, load_text
+from rlsrl.api.load import SpecError, dump, load_file, load_text, load_with_fewest_actors
 from rlsrl.api.spec import AlgorithmSpec, PpoSpec, RLExperiment
 
 MINIMAL = """\
@@ -474,3 +474,31 @@ def test_auto_actors_need_one_machine_and_a_total_of_environments() -> None:
         "e.yaml:10:15: spec.actors.replicas: auto divides a fixed number of environments over the actors, and "
         "actors.environments is not set\n    allowed: integer from 1 to 4096"
     )
+
+
+REPLAYING = MINIMAL.replace("  stop:", "  pacing: {trainStepsPerEnvStep: 1}\n  stop:")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "trainers", "fewest"),
+    [("dqn", 1, 1), ("dqn", 2, 2), ("dqn", 4, 4), ("ppo", 2, 1)],
+    ids=str,
+)
+def test_the_fewest_auto_actors_are_those_that_the_other_fields_allow(
+    algorithm: str, trainers: int, fewest: int, tmp_path: Path
+) -> None:
+    """With replay each trainer needs an actor of its own; without, one actor sends to all trainers."""
+    file = tmp_path / "e.yaml"
+    file.write_text(REPLAYING if algorithm == "dqn" else MINIMAL)
+    overrides = ["actors.replicas=auto", f"trainers.replicas={trainers}", f"algorithm={{{algorithm}: {{}}}}"]
+    assert load_with_fewest_actors(file, overrides).spec.actors.replicas == fewest
+    assert load_with_fewest_actors(file, [*overrides, "actors.replicas=8"]).spec.actors.replicas == 8
+
+
+def test_problems_beside_auto_actors_are_reported_alone(tmp_path: Path) -> None:
+    file = tmp_path / "e.yaml"
+    file.write_text(REPLAYING)
+    wrong = ["actors.replicas=auto", "trainers.replicas=2", "algorithm={dqn: {epsilon: 2}}"]
+    with pytest.raises(SpecError, match="epsilon") as caught:
+        load_with_fewest_actors(file, wrong)
+    assert len(caught.value.problems) == 1

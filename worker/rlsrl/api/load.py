@@ -28,6 +28,7 @@ __all__ = [
     "experiment_of",
     "load_file",
     "load_text",
+    "load_with_fewest_actors",
     "read_document",
 ]
 
@@ -35,6 +36,7 @@ __all__ = [
 AUTO = "auto"
 """The value of ``actors.replicas`` that leaves their number to ``rlsrl run``."""
 _REPLICAS, _ENVIRONMENTS = ("spec", "actors", "replicas"), ("spec", "actors", "environments")
+_TRAINERS = ("spec", "trainers", "replicas")
 
 
 def load_file(
@@ -48,14 +50,36 @@ def load_file(
     Raises:
         SpecError: the file cannot be read or is not a valid RLExperiment; lists every problem.
     """
+    return load_text(_text_of(path), source=str(path), overrides=overrides, auto_actors=auto_actors)
+
+
+def load_with_fewest_actors(path: FilePath, overrides: Sequence[str] = ()) -> RLExperiment:
+    """As ``load_file``, but a number of actors that the file leaves open is the smallest that its other fields allow.
+
+    That is 1, or with an algorithm that replays one for each trainer.
+
+    Raises:
+        SpecError: the file cannot be read or is not a valid RLExperiment; lists every problem.
+    """
+    document = apply_overrides(read_document(_text_of(path), str(path)), overrides)
+    trainers = _value_at(document.value, _TRAINERS)
+    found = []
+    for number in (1, trainers) if isinstance(trainers, int) else (1,):
+        try:
+            return experiment_of(_with_actors(document, lambda number=number: number))  # type: ignore[misc]
+        except SpecError as error:
+            found.append(error)
+    raise min(found, key=lambda error: len(error.problems))
+
+
+def _text_of(path: FilePath) -> bytes:
     try:
-        text = path.read_bytes()
+        return path.read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise SpecError(
             (Problem(place=SourcePosition(source=str(path)), path="", message=f"cannot be read: {reason}"),)
         ) from error
-    return load_text(text, source=str(path), overrides=overrides, auto_actors=auto_actors)
 
 
 def load_text(

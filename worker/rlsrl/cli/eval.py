@@ -177,14 +177,14 @@ def load_exported(path: Path, experiment: Path) -> EvaluatedVersion:
         UserError: a file cannot be read or is invalid.
         ParameterError: the exported file is damaged.
     """
-    from rlsrl.api.load import SpecError, load_file
+    from rlsrl.api.load import SpecError, load_with_fewest_actors
     from rlsrl.api.placement import local_placement
     from rlsrl.api.resolve import resolve
     from rlsrl.parameters.encoding import decode_header, decode_parameters
 
     try:
         config = resolve(
-            load_file(experiment, auto_actors=lambda: 1), local_placement(run_uid="exported", run_folder=Path.cwd())
+            load_with_fewest_actors(experiment), local_placement(run_uid="exported", run_folder=Path.cwd())
         ).trainer
         data = path.read_bytes()
     except SpecError as error:

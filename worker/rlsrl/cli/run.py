@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from rlsrl.api.load import SpecError, load_file
+from rlsrl.api.load import SpecError, load_file, load_with_fewest_actors
 from rlsrl.api.spec import RLExperiment
 from rlsrl.cli.errors import UserError, environment_failed
 from rlsrl.local.auto_actors import choose_actors
@@ -52,7 +52,7 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
     """
     given = (*overrides, *([] if seed is None else [f"spec.seed={seed}"]))
     try:
-        name = load_file(file, given, auto_actors=lambda: 1).metadata.name
+        name = load_with_fewest_actors(file, given).metadata.name
         with RunFolder.open(run_dir or RUNS / name, fresh=fresh) as folder:
             experiment = load_file(file, given, auto_actors=lambda: _num_actors(folder, file, given))
             claimed = claim(folder, experiment, as_given=file.read_bytes())

@@ -10,7 +10,7 @@ import click
 
 from rlsrl.api.explain import UnknownField
 from rlsrl.api.explain import explain as explain_field
-from rlsrl.api.load import SpecError, load_file
+from rlsrl.api.load import SpecError, load_with_fewest_actors
 from rlsrl.api.schema import json_schema
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.text import width_of, wrapped
@@ -27,7 +27,7 @@ def validate(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     num_problems = 0
     for file in files:
         try:
-            experiment = load_file(file, overrides, auto_actors=lambda: 1)
+            experiment = load_with_fewest_actors(file, overrides)
         except SpecError as error:
             num_problems += len(error.problems)
             click.echo(wrapped(str(error), width_of(sys.stderr)), err=True)

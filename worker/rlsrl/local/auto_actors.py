@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from rlsrl.api.load import SpecError, load_file
+from rlsrl.api.load import SpecError, load_file, load_with_fewest_actors
 from rlsrl.local.cores import usable_cores
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.sizing.advice import MOST_LOSS
@@ -79,7 +79,7 @@ def _choose(file: Path, overrides: Sequence[str], modules: str, cores: int, seco
     from rlsrl.sizing.workload import Hardware, workload_of
     from rlsrl.workers.build.common import environment_source, torch_policy
 
-    spec = load_file(file, overrides, auto_actors=lambda: 1).spec
+    spec = load_with_fewest_actors(file, overrides).spec
     source = environment_source(spec.worker_environment)
     try:
         env_spec = environment_spec(source)
@@ -91,11 +91,12 @@ def _choose(file: Path, overrides: Sequence[str], modules: str, cores: int, seco
     )
     costs = measured_costs().costs
     speeds = {}
-    for number in range(1, min(spec.actors.num_environments, max(MOST_ACTORS_A_CORE * cores, LEAST_TRIED)) + 1):
+    most = max(MOST_ACTORS_A_CORE * cores, LEAST_TRIED, spec.actors.replicas)
+    for number in range(spec.actors.replicas, min(spec.actors.num_environments, most) + 1):
         try:
             tried = load_file(file, overrides, auto_actors=lambda number=number: number).spec  # type: ignore[misc]
         except SpecError:
-            continue  # a ringSize that does not divide the environments of each actor, for example
+            continue  # for example no multiple of the trainers with replay, or a ringSize that does not fit
         workload = workload_of(
             tried, env_spec, environment=environment, network=network, hardware=Hardware(cores=cores)
         )

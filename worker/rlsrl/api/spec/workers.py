@@ -28,8 +28,8 @@ class Actors(Model):
 
     replicas: Annotated[int, Field(ge=1, le=4096), ROLL, INTEGRAL] = 1
     """Number of actors. ``auto``, for `rlsrl run` only: the fewest that train about as fast as any number on the cores
-    that the process may use, as `rlsrl size` estimates. It needs ``environments``. The number is chosen once, when the
-    run begins, and kept when it resumes."""
+    that the process may use, as `rlsrl size` estimates; with replay a multiple of ``trainers.replicas``. It needs
+    ``environments``. The number is chosen once, when the run begins, and kept when it resumes."""
     environments: Annotated[int, Field(ge=1, le=1_000_000), INTEGRAL] | None = None
     """Environments of all actors together, spread over them as evenly as possible."""
     environments_per_actor: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] | None = None
