@@ -11,6 +11,7 @@ import click.testing
 import pytest
 
 from rlsrl.cli import main
+from rlsrl.local import replay_room
 from rlsrl.local.run_folder import RunFolder
 from rlsrl.local.session import run_life
 
@@ -253,6 +254,70 @@ def test_a_fixed_version_that_does_not_exist_is_refused_before_a_process_starts(
     assert refused.exit_code == 2
     assert f"{FIXED}.{problem}" in refused.output
     assert len(desk.lives("trainer")) == 1
+
+
+WIDE = """
+import gymnasium
+import numpy
+
+
+class Wide(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 255, (1000, 1000), numpy.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+"""
+REPLAYING = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: toy}
+spec:
+  environment: {factory: "wide:Wide"}
+  algorithm: {dqn: {replay: {capacity: 1000000000, start: 64}}}
+  actors: {replicas: 2, environments: 4, rolloutLength: 8}
+  pacing: {trainStepsPerEnvStep: 1}
+  stop: {returnMean: 475}
+"""
+CAPACITY = "algorithm.dqn.replay.capacity"
+
+
+@pytest.fixture
+def replaying(desk: Desk) -> Desk:
+    (desk.folder / "toy.yaml").write_text(REPLAYING)
+    (desk.folder / "wide.py").write_text(WIDE)
+    return desk
+
+
+def test_replay_stores_without_room_are_refused_before_there_is_a_run(replaying: Desk) -> None:
+    """So a smaller capacity is no other experiment. A transition has an observation of 1 MB, and a segment one more."""
+    replaying.script("trainer", FINISH)
+
+    refused = replaying.give()
+
+    assert refused.exit_code == 2
+    assert f"Error: spec.{CAPACITY}: 1,000,000,000 transitions x 1,125,0" in refused.output
+    assert f"on the disk at {replaying.run / 'replay'}: at most " in refused.output or "tmpfs" in refused.output
+    assert " transitions fit; lower it, or make room\n" in refused.output
+    assert not replaying.lives("coordinator")
+    assert not (replaying.run / "controller.json").exists()
+    assert replaying.give("--set", f"{CAPACITY}=64").exit_code == 0
+
+
+def test_a_resumed_run_needs_room_only_for_stores_that_are_gone(
+    replaying: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaying.script("trainer", INTERRUPT, INTERRUPT, FINISH)
+    assert replaying.give("--set", f"{CAPACITY}=64").exit_code == 130
+    full = functools.partial(replay_room.room_in, free=lambda _: 0)
+    monkeypatch.setattr(replay_room, "room_in", full)
+
+    gone = replaying.give("--set", f"{CAPACITY}=64")
+    store = replaying.run / "replay" / "trainer-0.store"
+    store.parent.mkdir()
+    store.write_bytes(b"left by the first attempt")
+    there = replaying.give("--set", f"{CAPACITY}=64")
+
+    assert (gone.exit_code, there.exit_code) == (2, 130)
+    assert f"spec.{CAPACITY}: 64 transitions" in gone.output
+    assert [life["attempt"] for life in replaying.lives("trainer")] == [1, 2]
 
 
 def test_an_experiment_of_another_name_is_refused(desk: Desk) -> None:

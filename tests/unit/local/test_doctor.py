@@ -10,11 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from rlsrl.api.load import load_file
+from rlsrl.cli import doctor as command
 from rlsrl.cli.doctor import report
 from rlsrl.local import doctor
 from rlsrl.local.doctor import Check, CheckFailed, Finding, examine
+from rlsrl.local.replay_room import Room, StoresUnknown
+from rlsrl.testing.rollouts import discrete_env_spec
+from rlsrl.workers.build.replay_stores import ReplayStores, stores_of
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 GIB = 1024**3
 
 
@@ -159,6 +166,44 @@ def test_only_required_checks_make_the_command_fail(
     output = "".join(capsys.readouterr())
     assert "part: it is broken\n        cure: mend it" in output
     assert said in output
+
+
+def stores_of_example() -> ReplayStores | None:
+    spec = load_file(EXAMPLES / "cartpole-dqn.yaml").spec
+    return stores_of(spec, discrete_env_spec(num_features=4, num_actions=2))
+
+
+def room(num_bytes: int, *, memory: int = 2**40) -> Room:
+    return Room(folder=Path("/runs/replay"), num_bytes=num_bytes, is_memory=False, memory=memory)
+
+
+def unknown() -> ReplayStores:
+    raise StoresUnknown("there is no such environment")
+
+
+def test_replay_stores_must_fit_on_the_disk_and_should_fit_into_memory() -> None:
+    assert doctor.check_replay(lambda: None, lambda: room(0)) == "no replay"
+    assert doctor.check_replay(stores_of_example, lambda: room(GIB)) == str(stores_of_example())
+    assert "of memory are available" in doctor.check_replay(stores_of_example, lambda: room(GIB, memory=1))
+    with pytest.raises(CheckFailed, match="at most 0 transitions fit"):
+        doctor.check_replay(stores_of_example, lambda: room(0))
+    with pytest.raises(CheckFailed, match="there is no such environment"):
+        doctor.check_replay(unknown, lambda: room(GIB))
+
+
+@pytest.mark.parametrize(
+    ("free", "exit_code", "said"),
+    [(GIB, 0, "ok      replay stores: 100,000 transitions x "), (0, 1, "cartpole-dqn cannot run here: replay stores")],
+)
+def test_an_experiment_is_checked_with_the_machine(
+    free: int, exit_code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "CHECKS", ())
+    monkeypatch.setattr(command, "find_stores", lambda spec, modules: stores_of_example())
+    monkeypatch.setattr(command, "room_in", lambda folder: room(free))
+    result = CliRunner().invoke(command.doctor, [str(EXAMPLES / "cartpole-dqn.yaml")])
+    assert result.exit_code == exit_code
+    assert said in result.output
 
 
 def test_a_machine_without_loopback_can_train() -> None:

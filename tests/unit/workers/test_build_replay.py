@@ -10,7 +10,7 @@ from rlsrl.api.load import load_text
 from rlsrl.api.spec import ReplaySpec
 from rlsrl.data.slots import rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
-from rlsrl.workers.build.replay import replay_layout
+from rlsrl.workers.build.replay_stores import replay_layout
 
 IMAGE, STACK = 84 * 84, 4
 

@@ -19,6 +19,7 @@ from rlsrl.local.controller import Failed, Finished, Interrupted, RecordsLost, R
 from rlsrl.local.display import UnbreakableOutput
 from rlsrl.local.edits import ClaimedRun, claim, describe, recorded_experiment
 from rlsrl.local.folder_check import NothingToResume, check_versions
+from rlsrl.local.replay_room import require_room_for_stores
 from rlsrl.local.run_folder import RUNS, RunFolder, RunFolderError
 from rlsrl.local.session import draw_curve, run_life, write_summary
 from rlsrl.local.summary import closing_lines
@@ -55,6 +56,8 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
         name = load_with_fewest_actors(file, given).metadata.name
         with RunFolder.open(run_dir or RUNS / name, fresh=fresh) as folder:
             experiment = load_file(file, given, auto_actors=lambda: _num_actors(folder, file, given))
+            if not folder.holds_run:  # before it does: a run's capacity cannot be lowered
+                _require_room(folder, experiment, file)
             claimed = claim(folder, experiment, as_given=file.read_bytes())
             _show_changes(claimed)
             status = _run(folder, claimed.experiment, file, _again(file, overrides, seed, run_dir))
@@ -93,6 +96,11 @@ def _num_actors(folder: RunFolder, file: Path, overrides: Sequence[str]) -> int:
     return choice.num_actors
 
 
+def _require_room(folder: RunFolder, experiment: RLExperiment, file: Path) -> None:
+    for text in require_room_for_stores(experiment.spec, folder.path, modules=file.absolute().parent):
+        _say(f"warning: {text}")
+
+
 def _run(folder: RunFolder, experiment: RLExperiment, file: Path, again: str) -> int:
     """Run an unfinished run, report, and return the exit status."""
     shown = _short(folder.path)
@@ -106,6 +114,7 @@ def _run(folder: RunFolder, experiment: RLExperiment, file: Path, again: str) ->
         _say(f"resuming {shown}, attempt {folder.record.attempt + 1}")
         for text in lost:
             _say(f"warning: {text}")
+        _require_room(folder, experiment, file)
     outcome = run_life(folder, experiment, modules=file.absolute().parent, output=sys.stdout)
     summary = write_summary(folder, experiment)
     if (problem := draw_curve(folder, experiment)) is not None:

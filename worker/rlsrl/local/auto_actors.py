@@ -6,16 +6,13 @@ torch and steps the user's environment for a second.
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 from rlsrl.api.load import SpecError, load_file, load_with_fewest_actors
+from rlsrl.local.child import call_in_child
 from rlsrl.local.cores import usable_cores
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.sizing.advice import MOST_LOSS
@@ -49,15 +46,13 @@ def choose_actors(file: Path, overrides: Sequence[str], *, modules: Path) -> Cho
         ConfigurationError: the environment or the user's network cannot be made, or the choice took too long.
         EnvironmentFailed: the environment raised.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        arguments = file, tuple(overrides), str(modules.absolute()), usable_cores(), CHOICE_SECONDS
-        try:
-            return pool.submit(_choose, *arguments).result()
-        except BrokenProcessPool as error:
-            raise ConfigurationError(
-                "actors.replicas is auto, and the process that measures the environment was killed, or took longer "
-                f"than {CHOICE_SECONDS} s; give a number"
-            ) from error
+    try:
+        return call_in_child(_choose, file, tuple(overrides), usable_cores(), modules=modules, seconds=CHOICE_SECONDS)
+    except BrokenProcessPool as error:
+        raise ConfigurationError(
+            "actors.replicas is auto, and the process that measures the environment was killed, or took longer "
+            f"than {CHOICE_SECONDS} s; give a number"
+        ) from error
 
 
 def fewest(speeds: Mapping[int, float]) -> int:
@@ -66,10 +61,7 @@ def fewest(speeds: Mapping[int, float]) -> int:
     return min(number for number, speed in speeds.items() if speed >= enough)
 
 
-def _choose(file: Path, overrides: Sequence[str], modules: str, cores: int, seconds: int) -> Choice:
-    """Choose in this process, which ends after that many seconds, whatever the environment does."""
-    signal.alarm(seconds)
-    sys.path.insert(0, modules)
+def _choose(file: Path, overrides: Sequence[str], cores: int) -> Choice:
     from rlsrl.envs.factory import environment_spec
     from rlsrl.envs.unreachable import EnvironmentUnreachable
     from rlsrl.policies.effort import network_effort

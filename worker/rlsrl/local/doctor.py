@@ -20,8 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlsrl.local.cores import usable_cores
+from rlsrl.local.memory import MEMINFO, available_memory
+from rlsrl.local.replay_room import Room, StoresUnknown
 from rlsrl.local.run_folder import RUNS
 from rlsrl.rpc.local import connect, create_memory, listen
+from rlsrl.workers.build.replay_stores import ReplayStores
 
 MIN_PYTHON = (3, 11)
 MIN_DISK_BYTES = 1 * 1024**3
@@ -220,10 +223,9 @@ def check_cores(count: Callable[[], int] = usable_cores) -> str:
     return f"{cores} cores"
 
 
-def check_memory(meminfo: Path = Path("/proc/meminfo")) -> str:
+def check_memory(meminfo: Path = MEMINFO) -> str:
     """Return the memory available for the worker processes and the compiler."""
-    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-    available = int(fields["MemAvailable"].split()[0]) * 1024
+    available = available_memory(meminfo=meminfo)
     if available < MIN_MEMORY_BYTES:
         raise CheckFailed(
             f"{_gib(available)} available, less than {_gib(MIN_MEMORY_BYTES)}", "stop other programs, or add memory"
@@ -237,6 +239,23 @@ def check_open_files(limit: Callable[[], int] = lambda: resource.getrlimit(resou
     if files != resource.RLIM_INFINITY and files < MIN_OPEN_FILES:
         raise CheckFailed(f"at most {files} open files, less than {MIN_OPEN_FILES}", f"ulimit -n {MIN_OPEN_FILES}")
     return "no limit" if files == resource.RLIM_INFINITY else f"up to {files} open files"
+
+
+def check_replay(stores: Callable[[], ReplayStores | None], room: Callable[[], Room]) -> str:
+    """Return the size of an experiment's replay stores, which must fit into their room.
+
+    ``stores`` raises ``StoresUnknown``, as ``replay_room.find_stores`` does.
+    """
+    try:
+        found = stores()
+    except StoresUnknown as error:
+        raise CheckFailed(str(error), "without an environment the size of the stores is not known: mend it") from error
+    if found is None:
+        return "no replay"
+    available = room()
+    if (shortage := available.shortage(found)) is not None:
+        raise CheckFailed(shortage, "lower the capacity, free some space, or give --run-dir on another disk")
+    return available.warning(found) or str(found)
 
 
 def _gib(size: int) -> str:

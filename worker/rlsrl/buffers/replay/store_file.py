@@ -51,7 +51,7 @@ class StoreFile:
             OSError: the disk has no room for it, for example. What the former one left stays; else no file is left.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        num_bytes = _HEADER_BYTES + layout.nbytes
+        num_bytes = file_bytes(layout)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             why_empty = _why_unusable(descriptor, layout, former, num_bytes)
@@ -90,6 +90,11 @@ class StoreFile:
     def remove(self) -> None:
         """Remove the file. What the process has mapped stays usable. Idempotent."""
         self._path.unlink(missing_ok=True)
+
+
+def file_bytes(layout: ReplayLayout) -> int:
+    """Return the bytes of the file of a store with that layout."""
+    return _HEADER_BYTES + layout.nbytes
 
 
 def _why_unusable(descriptor: int, layout: ReplayLayout, former: int | None, num_bytes: int) -> str | None:

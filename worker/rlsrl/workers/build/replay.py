@@ -14,13 +14,12 @@ import numpy as np
 
 from rlsrl.algorithms.normalizer import ReplayNormalizer
 from rlsrl.api.resolved import ReplayConfig, TrainerConfig
-from rlsrl.api.spec import Environment, ReplaySpec
+from rlsrl.api.spec import ReplaySpec
 from rlsrl.buffers.replay.draws import Draws, PrioritizedDraws, UniformDraws
-from rlsrl.buffers.replay.layout import ReplayLayout
 from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
 from rlsrl.buffers.replay.rows import IMPORTANCE, rows_of
 from rlsrl.buffers.replay.segments import Segments
-from rlsrl.buffers.replay.store_file import SUFFIX, StoreFile
+from rlsrl.buffers.replay.store_file import StoreFile
 from rlsrl.data.slots import SlotLayout
 from rlsrl.data.specs import Arrays
 from rlsrl.parameters.protocols import TrainerState
@@ -28,6 +27,7 @@ from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import LedgerPage, TrainerLedger, page_path
 from rlsrl.streams.protocols import SampleConsumer
 from rlsrl.workers.build.common import derived_seed, limiter_states
+from rlsrl.workers.build.replay_stores import ReplayStores, capacity_field, replay_layout, share_of, store_path
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.experience import TrainingLedger
 from rlsrl.workers.replay_experience import Drawing, ReplayExperience, ReplayStore
@@ -49,7 +49,7 @@ def open_store(
     assert settings is not None, "the algorithm replays"
     settings = share_of(settings, config.num_trainers)
     layout = replay_layout(config.environment, slot, settings)
-    path = _path(replay, context.role, context.index)
+    path = store_path(replay.folder, context.role, context.index)
     counts = None if state is None else _counts_of(state, context.index)
     if counts is None:  # a store of a rank that the checkpoint does not know is of another time
         former = None
@@ -58,7 +58,10 @@ def open_store(
     try:
         file = StoreFile.open(path, layout, former=former, owner=context.incarnation)
     except OSError as error:
-        raise ConfigurationError(_why_not_opened(error, path, layout.nbytes, capacity=settings.capacity)) from error
+        part = f", one of {config.num_trainers} parts" if config.num_trainers > 1 else ""
+        field = f"{capacity_field(config.algorithm)}{part}"
+        own = ReplayStores(field=field, capacity=settings.capacity, number=1, layout=layout)
+        raise ConfigurationError(_why_not_opened(error, path, own)) from error
     env_steps = 0 if state is None else int((counts or _counts_without_debt(state, config.num_trainers))["stored"])
     store = ReplayStore(
         segments=Segments(layout, file.content, env_steps=env_steps),
@@ -81,7 +84,7 @@ def discard_store(config: TrainerConfig, context: WorkerContext) -> None:
     """
     if config.replay is None:
         return
-    _path(config.replay, context.role, context.index).unlink(missing_ok=True)
+    store_path(config.replay.folder, context.role, context.index).unlink(missing_ok=True)
     with closing(context.open_ledger_page()) as page:
         _drop_held(page, "end_of_run")
 
@@ -94,29 +97,20 @@ def _drop_held(page: LedgerPage, reason: str) -> None:
         ledger.end()
 
 
-def _path(replay: ReplayConfig, role: str, rank: int) -> Path:
-    return Path(replay.folder) / f"{role}-{rank}{SUFFIX}"
-
-
 def _remove_stores_from(rank: int, replay: ReplayConfig, context: WorkerContext) -> None:
     """Remove the stores of this rank and of higher ones, which an earlier gang had, and count what they held.
 
     No later gang uses them. Ranks on other machines, whose pages are not here, have stores that end with their pods.
     """
     for gone in itertools.count(rank):
-        store, ledger = _path(replay, context.role, gone), page_path(context.ledger_folder, context.role, gone)
+        store = store_path(replay.folder, context.role, gone)
+        ledger = page_path(context.ledger_folder, context.role, gone)
         if not (store.exists() or ledger.exists()):
             return
         store.unlink(missing_ok=True)
         if ledger.exists():
             with closing(LedgerPage.open(ledger, context.role, gone)) as page:
                 _drop_held(page, "evicted")
-
-
-def share_of(settings: ReplaySpec, num_ranks: int) -> ReplaySpec:
-    """Return the settings of one rank's store: each has an equal part of the transitions, rounded up."""
-    shares = {"capacity": -(-settings.capacity // num_ranks), "start": -(-settings.start // num_ranks)}
-    return settings.model_copy(update=shares)
 
 
 def _counts_of(state: TrainerState, rank: int) -> Mapping[str, Any] | None:
@@ -134,14 +128,12 @@ def _counts_without_debt(state: TrainerState, num_ranks: int) -> Mapping[str, An
     return {"stored": state.values["progress"]["env_steps"] // num_ranks, "due": updates, "updates": updates}
 
 
-def _why_not_opened(error: OSError, path: Path, num_bytes: int, *, capacity: int) -> str:
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"the replay store cannot be opened at {path}: {error.strerror}"
-    free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
-    return (
-        f"replay.capacity is {capacity}: the store takes {num_bytes / 1e9:.3g} GB at {path}, where {free / 1e9:.3g} GB "
-        f"are free ({error.strerror}); lower it, or make room"
-    )
+def _why_not_opened(error: OSError, path: Path, stores: ReplayStores) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
+        if (shortage := stores.shortage(free, f"on the disk at {path}")) is not None:
+            return shortage
+    return f"{stores.field}: {stores}, and the file cannot be made at {path}: {error.strerror}"
 
 
 def replay_experience(
@@ -224,23 +216,3 @@ def example_rows(config: TrainerConfig, replay: ReplayConfig, slot: SlotLayout) 
     keys = np.zeros(drawing.num_rows, np.int64)
     rows = rows_of(segments, keys, num_steps=drawing.num_steps, discount=drawing.discount)
     return {**rows, IMPORTANCE: np.ones(drawing.num_rows, np.float32)}
-
-
-def replay_layout(environment: Environment, slot: SlotLayout, settings: ReplaySpec) -> ReplayLayout:
-    """Return the layout of the store that the spec asks for. Observations that ``frameStack`` stacks are kept once."""
-    stacks = _stacks(environment, slot)
-    has_priorities = settings.priorities is not None
-    return ReplayLayout.of(slot, capacity=settings.capacity, stacks=stacks, has_priorities=has_priorities)
-
-
-def _stacks(environment: Environment, slot: SlotLayout) -> dict[str, int]:
-    """Return the number of images of each observation that ``environment.frameStack`` stacks."""
-    images = environment.frame_stack
-    if images is None:
-        return {}
-    mask = environment.action_mask
-    return {
-        name: images
-        for name, field in slot.fields.items()
-        if field.axes == "frames" and field.array.shape[:1] == (images,) and not (mask and name.endswith(f"/{mask}"))
-    }

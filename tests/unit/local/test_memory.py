@@ -1,0 +1,40 @@
+"""The memory that is left, on the machine and in the control groups of this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlsrl.local.memory import available_memory
+
+GIB = 1024**3
+
+
+def group(folder: Path, limit: str, current: int, cached: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{current}\n")
+    (folder / "memory.stat").write_text(f"anon 1\nactive_file {cached // 2}\ninactive_file {cached // 2}\n")
+
+
+@pytest.mark.parametrize(
+    ("own", "parent", "expected"),
+    [
+        (("max", GIB, 0), ("max", GIB, 0), 8 * GIB),
+        ((f"{4 * GIB}", GIB, 0), ("max", GIB, 0), 3 * GIB),
+        ((f"{4 * GIB}", 3 * GIB, 2 * GIB), ("max", GIB, 0), 3 * GIB),
+        ((f"{4 * GIB}", GIB, 0), (f"{5 * GIB}", 4 * GIB, 0), GIB),
+        ((f"{4 * GIB}", 5 * GIB, 0), ("max", GIB, 0), 0),
+        ((f"{16 * GIB}", 0, 0), ("max", GIB, 0), 8 * GIB),
+    ],
+)
+def test_the_fullest_group_counts_without_its_caches(
+    own: tuple[str, int, int], parent: tuple[str, int, int], expected: int, tmp_path: Path
+) -> None:
+    groups, names, meminfo = tmp_path / "cgroup", tmp_path / "self", tmp_path / "meminfo"
+    group(groups / "pods" / "this", *own)
+    group(groups / "pods", *parent)
+    names.write_text("0::/pods/this\n")
+    meminfo.write_text(f"MemTotal:  99 kB\nHugePages_Total:       0\nMemAvailable:  {8 * 1024**2} kB\n")
+    assert available_memory(meminfo=meminfo, cgroups=groups, own=names) == expected

@@ -1,0 +1,70 @@
+"""The room that the files of an experiment's replay stores need, and what is said where it is too little."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlsrl.api.load import load_file
+from rlsrl.buffers.replay.store_file import StoreFile
+from rlsrl.testing.rollouts import discrete_env_spec
+from rlsrl.workers.build.replay_stores import ReplayStores, stores_of
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+ENV_SPEC = discrete_env_spec(num_features=4, num_actions=2)
+FIELD = "spec.algorithm.dqn.replay.capacity"
+
+
+def stores(*overrides: str, name: str = "cartpole-dqn") -> ReplayStores:
+    found = stores_of(load_file(EXAMPLES / f"{name}.yaml", overrides).spec, ENV_SPEC)
+    assert found is not None
+    return found
+
+
+def of_ranks(number: int, capacity: int) -> ReplayStores:
+    return stores(f"trainers.replicas={number}", f"actors.replicas={number}", f"{FIELD}={capacity}")
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_the_bytes_are_those_of_the_files(number: int, tmp_path: Path) -> None:
+    found = of_ranks(number, 5000)
+    files = [tmp_path / str(rank) for rank in range(number)]
+    for file in files:
+        StoreFile.open(file, found.layout, former=None, owner=1)
+    assert found.num_bytes == sum(file.stat().st_size for file in files)
+    assert found.capacity == 5000
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.parametrize("room", [300_000, 1_000_000])
+def test_the_largest_capacity_is_the_largest_that_fits(number: int, room: int) -> None:
+    found = of_ranks(number, 1_000_000)
+    largest = found.largest_capacity(room)
+    assert of_ranks(number, largest).num_bytes <= room
+    assert of_ranks(number, largest + 1).num_bytes > room
+    assert found.largest_capacity(found.num_bytes) >= 1_000_000
+
+
+def test_no_capacity_fits_into_next_to_nothing() -> None:
+    assert of_ranks(2, 1000).largest_capacity(2 * 4096) == 0
+
+
+def test_a_shortage_names_field_value_arithmetic_and_the_largest_capacity() -> None:
+    found = stores(f"{FIELD}=100000000")
+    each, gib = found.num_bytes / 1e8, found.num_bytes / 1024**3
+    assert found.shortage(2 * 1024**3, "on the disk at /runs") == (
+        f"{FIELD}: 100,000,000 transitions x {each:.0f} bytes = {gib:.1f} GiB, and there is room for 2.0 GiB on the "
+        f"disk at /runs: at most {found.largest_capacity(2 * 1024**3):,} transitions fit; lower it, or make room"
+    )
+    assert found.shortage(found.num_bytes, "on the disk at /runs") is None
+    assert " MiB in 2 files" in str(of_ranks(2, 100_000))
+
+
+def test_an_algorithm_that_does_not_replay_has_no_stores() -> None:
+    assert stores_of(load_file(EXAMPLES / "cartpole.yaml").spec, ENV_SPEC) is None
+
+
+def test_the_field_is_where_the_algorithm_has_it() -> None:
+    own = "{factory: 'a:b', needs: {minibatchSize: 64, replay: {}}}"
+    assert stores(f"algorithm={{custom: {own}}}").field == "spec.algorithm.custom.needs.replay.capacity"

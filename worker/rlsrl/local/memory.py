@@ -1,0 +1,36 @@
+"""The memory that this process and those it starts may still use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlsrl.local.cores import CGROUPS, OWN_GROUPS, control_groups
+
+MEMINFO = Path("/proc/meminfo")
+_CACHES = ("active_file", "inactive_file")
+"""Parts of a group's memory that the kernel takes back when it needs them."""
+
+
+def available_memory(*, meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
+    """Return the bytes available on the machine, or left in the fullest control group (version 2) if those are fewer.
+
+    Raises:
+        OSError: the kernel's figures cannot be read.
+    """
+    return max(0, min([_sizes(meminfo)["MemAvailable"] * 1024, *_left_in_groups(cgroups, own)]))
+
+
+def _left_in_groups(cgroups: Path, own: Path) -> Iterator[int]:
+    for folder in control_groups(cgroups=cgroups, own=own):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # the root group has no limit, and one may read "max"
+            limit, current = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+            cached = _sizes(folder / "memory.stat")
+            yield limit - current + sum(cached[name] for name in _CACHES)
+
+
+def _sizes(file: Path) -> dict[str, int]:
+    """Return the numbers of a file with a name and a number in each line."""
+    lines = (line.replace(":", " ").split() for line in file.read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1}

@@ -1,0 +1,154 @@
+"""Whether the replay stores of an experiment fit where ``rlsrl run`` keeps them, before a worker starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlsrl.api.placement import local_placement
+from rlsrl.api.role_names import TRAINER
+from rlsrl.api.spec import ExperimentSpec
+from rlsrl.local.child import call_in_child
+from rlsrl.local.memory import available_memory
+from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
+from rlsrl.workers.build.replay_stores import ReplayStores, shown, store_path, stores_of
+
+STORES_SECONDS = 60
+"""Longest time for making one environment, from whose spaces the size of a store follows."""
+MOUNTS = Path("/proc/self/mountinfo")
+_MEMORY = ("tmpfs", "ramfs")
+_BLOCK_BYTES = 512
+"""The unit of ``st_blocks``."""
+
+
+class StoresUnknown(Exception):
+    """The size of the stores is not known, since no environment could be made. The text says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """The room for replay stores in a folder."""
+
+    folder: Path
+    num_bytes: int
+    """Bytes that stores may take, with those that the folder's own ones take already."""
+    is_memory: bool
+    """Whether files there are in memory only, and cannot be larger than that."""
+    memory: int
+    """Bytes of memory that are available."""
+
+    def shortage(self, stores: ReplayStores) -> str | None:
+        """Return why the stores do not fit, with the largest capacity that does; None if they fit."""
+        medium = "in memory (tmpfs)" if self.is_memory else "on the disk"
+        return stores.shortage(self.num_bytes, f"{medium} at {self.folder}")
+
+    def warning(self, stores: ReplayStores) -> str | None:
+        """Return that the stores fit on the disk and not into memory; None if they do. Training works then, slowly."""
+        if self.is_memory or stores.num_bytes <= self.memory:
+            return None
+        return (
+            f"{stores.field}: {stores}, and {shown(self.memory)} of memory are available: draws wait for the disk at "
+            f"{self.folder}"
+        )
+
+
+def room_in(
+    folder: Path,
+    *,
+    mounts: Path = MOUNTS,
+    free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
+    memory: Callable[[], int] = available_memory,
+) -> Room:
+    """Return the room for stores in a folder, which need not exist yet.
+
+    Raises:
+        OSError: the disk's or the kernel's figures cannot be read.
+    """
+    folder = folder.absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+    is_memory = _file_system(there, mounts) in _MEMORY
+    available = memory()
+    own = sum(map(_taken, folder.iterdir())) if folder.is_dir() else 0
+    room = min(free(there), available) if is_memory else free(there)
+    return Room(folder=folder, num_bytes=room + own, is_memory=is_memory, memory=available)
+
+
+def stores_folder(run_folder: Path) -> Path:
+    """Return where a run keeps its stores."""
+    return Path(local_placement(run_uid="unknown", run_folder=run_folder.absolute()).replay_folder)
+
+
+def find_stores(spec: ExperimentSpec, *, modules: Path) -> ReplayStores | None:
+    """Return the stores of an experiment; None if nothing is replayed. Makes one environment, in a process of its own.
+
+    ``modules`` is the folder in which Python looks first for the user's own modules.
+
+    Raises:
+        StoresUnknown: the environment cannot be made, or that took longer than ``STORES_SECONDS``.
+    """
+    if spec.algorithm.chosen.draws_from is None:
+        return None
+    try:
+        return call_in_child(_stores_of, spec, modules=modules, seconds=STORES_SECONDS)
+    except (ConfigurationError, EnvironmentFailed) as error:
+        raise StoresUnknown(str(error)) from error
+    except BrokenProcessPool as error:
+        raise StoresUnknown(f"an environment killed its process, or was not made within {STORES_SECONDS} s") from error
+
+
+def require_room_for_stores(spec: ExperimentSpec, run_folder: Path, *, modules: Path) -> list[str]:
+    """Check that the replay stores of a run fit into its folder; return warnings. Stores that exist have their room.
+
+    ``modules``: see ``find_stores``.
+
+    Raises:
+        ConfigurationError: they do not fit; the text has the arithmetic and the largest capacity that does.
+        OSError: the disk's or the kernel's figures cannot be read.
+    """
+    folder = stores_folder(run_folder)
+    if all(_taken(store_path(folder, TRAINER, rank)) for rank in range(spec.trainers.replicas)):
+        return []
+    try:
+        stores = find_stores(spec, modules=modules)
+    except StoresUnknown as error:
+        return [f"not known before the trainers start whether the replay stores fit: {error}"]
+    if stores is None:
+        return []
+    room = room_in(folder)
+    if (shortage := room.shortage(stores)) is not None:
+        raise ConfigurationError(shortage)
+    return [warning for warning in [room.warning(stores)] if warning is not None]
+
+
+def _stores_of(spec: ExperimentSpec) -> ReplayStores | None:
+    from rlsrl.envs.factory import environment_spec
+    from rlsrl.envs.unreachable import EnvironmentUnreachable
+    from rlsrl.workers.build.common import environment_source
+
+    try:
+        return stores_of(spec, environment_spec(environment_source(spec.worker_environment)))
+    except EnvironmentUnreachable as error:
+        raise ConfigurationError(str(error)) from None  # its locks stay in this process
+
+
+def _taken(file: Path) -> int:
+    """Return the bytes of the disk that a file takes; 0 if it does not exist."""
+    try:
+        return file.stat().st_blocks * _BLOCK_BYTES
+    except FileNotFoundError:
+        return 0
+
+
+def _file_system(path: Path, mounts: Path) -> str | None:
+    """Return the type of the file system with that path; None if it is not known, as with subvolumes of btrfs."""
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.read_text().splitlines():
+        mount, _, details = line.partition(" - ")
+        if mount.split()[2] == number:
+            return details.split()[0]
+    return None
