@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -30,6 +33,7 @@ from rlsrl.buffers.replay.rows import IMPORTANCE
 from rlsrl.data.slots import DISCOUNTED_RETURN
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters, TrainerState
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import TrainerLedger, read_pages
 from rlsrl.testing.contexts import make_context
@@ -378,6 +382,25 @@ def test_each_rank_has_a_part_of_the_store_and_draws_of_its_own(tmp_path: Path) 
         assert experience._segments.layout.num_places == 64, "61 of 121, in segments of 4"
         assert experience._limiter._start == 13
         assert (tmp_path / "replay" / f"trainer-{rank}.store").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
+def test_a_store_that_the_disk_does_not_take_ends_the_trainer_with_the_arithmetic(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5000))
+    with pytest.raises(ConfigurationError) as raised:
+        resumed(tmp_path, 2, 0, None, former=None)
+    text = str(raised.value)
+    assert text.startswith("spec.algorithm.custom.needs.replay.capacity, one of 2 parts: 61 transitions x ")
+    if number == errno.ENOSPC:
+        assert f"there is room for 0.0 MiB on the disk at {tmp_path / 'replay' / 'trainer-0.store'}: at most" in text
+    else:
+        assert text.endswith(f"the file cannot be made at {tmp_path / 'replay' / 'trainer-0.store'}: File too large")
 
 
 def test_each_rank_resumes_from_its_own_counts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rlsrl.api.load import load_file
 from rlsrl.buffers.replay.store_file import StoreFile
 from rlsrl.testing.rollouts import discrete_env_spec
-from rlsrl.workers.build.replay_stores import ReplayStores, stores_of
+from rlsrl.workers.build.replay_stores import ReplayStores, pod_shortage, stores_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 ENV_SPEC = discrete_env_spec(num_features=4, num_actions=2)
@@ -68,3 +68,26 @@ def test_an_algorithm_that_does_not_replay_has_no_stores() -> None:
 def test_the_field_is_where_the_algorithm_has_it() -> None:
     own = "{factory: 'a:b', needs: {minibatchSize: 64, replay: {}}}"
     assert stores(f"algorithm={{custom: {own}}}").field == "spec.algorithm.custom.needs.replay.capacity"
+
+
+def limit(amount: str) -> str:
+    return f"trainers.podTemplate={{spec: {{containers: [{{name: worker, resources: {{limits: {amount}}}}}]}}}}"
+
+
+@pytest.mark.parametrize(
+    ("limits", "is_short"),
+    [("{ephemeral-storage: 2Mi}", True), ("{ephemeral-storage: 8Mi}", False), ("{memory: 1Ki}", False)],
+)
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_pod_s_stores_must_fit_into_its_ephemeral_storage(limits: str, is_short: bool, number: int) -> None:
+    """Each pod has one of equal parts: with two trainers half as much."""
+    ranks = (f"trainers.replicas={number}", f"actors.replicas={number}", f"{FIELD}={number * 100_000}")
+    spec = load_file(EXAMPLES / "cartpole-dqn.yaml", [*ranks, limit(limits)]).spec
+    found = stores_of(spec, ENV_SPEC)
+    assert found is not None
+    said = pod_shortage(spec, found)
+    assert (said is not None) == is_short
+    if said is not None:
+        part = "" if number == 1 else ", one of 2 parts"
+        assert said.startswith(f"{FIELD}{part}: 100,000 transitions x ")
+        assert "there is room for 2.0 MiB in each trainer pod, by its limit of ephemeral-storage" in said

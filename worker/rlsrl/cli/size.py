@@ -135,28 +135,27 @@ def _lines(
     yield f"hardware: {hardware_line(hardware)}"
     yield environment_line(environment, source_of_speed)
     yield f"costs: measured on {measured.machine}, {measured.date}"
-    yield from _replay_lines(spec, env_spec)
+    yield from _replay_lines(experiment, env_spec, on_this_machine=hardware.shares_memory)
     yield from limit_lines(found)
     yield columns(role_rows(found))
     yield from advice_lines(try_out(spec, costs, changed=changed), found.env_steps_a_second)
 
 
-def _replay_lines(spec: ExperimentSpec, env_spec: EnvSpec) -> Iterator[str]:
-    """Yield the size of the replay store, if there is one."""
-    from rlsrl.data.slots import rollout_layout
-    from rlsrl.sizing.report import replay_line
-    from rlsrl.workers.build.replay import replay_layout, share_of
+def _replay_lines(experiment: RLExperiment, env_spec: EnvSpec, *, on_this_machine: bool) -> Iterator[str]:
+    """Yield the size of the replay stores, if there are some, and whether they fit."""
+    from rlsrl.local.replay_room import room_in, stores_folder
+    from rlsrl.local.run_folder import RUNS
+    from rlsrl.workers.build.replay_stores import pod_shortage, stores_of
 
-    if (replay := spec.algorithm.chosen.draws_from) is not None:
-        num_trainers = spec.trainers.replicas
-        slot = rollout_layout(
-            env_spec,
-            num_steps=spec.actors.rollout_length,
-            num_lanes=1,
-            discounted_return=spec.algorithm.chosen.normalize_rewards,
-        )
-        layout = replay_layout(spec.worker_environment, slot, share_of(replay, num_trainers))
-        yield replay_line(capacity=replay.capacity, nbytes=layout.nbytes, num_stores=num_trainers)
+    if (stores := stores_of(experiment.spec, env_spec)) is None:
+        return
+    yield f"replay: {stores}"
+    if on_this_machine:
+        room = room_in(stores_folder(RUNS / experiment.metadata.name))
+        found = {"cannot work here": room.shortage(stores), "slow here": room.warning(stores)}
+    else:
+        found = {"cannot work": pod_shortage(experiment.spec, stores)}
+    yield from (f"{label}: {text}" for label, text in found.items() if text is not None)
 
 
 def _hardware(cores: int | None, gigabits: float | None) -> Hardware:

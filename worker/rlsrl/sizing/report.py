@@ -34,13 +34,6 @@ def environment_line(environment: EnvironmentSpeed, source: str) -> str:
     return f"environment: {_micro(environment.step_seconds)}{waits} a step ({source})"
 
 
-def replay_line(*, capacity: int, nbytes: int, num_stores: int) -> str:
-    """Return the size of a replay store, or of one for each trainer: each is a file of ``nbytes``."""
-    stores, files = ("store", "a file") if num_stores == 1 else ("stores", f"{num_stores} files")
-    each = num_stores * nbytes / capacity
-    return f"replay {stores}: {capacity:,} transitions of {each:,.0f} bytes are {files} of {_bytes(nbytes)}"
-
-
 def limit_lines(forecast: Forecast) -> Iterator[str]:
     """Yield what cannot work, what limits the speed, and what helps."""
     for broken in forecast.broken_limits:
@@ -102,10 +95,6 @@ def _rate(value: float) -> str:
 
 def _megabytes(nbytes: float) -> str:
     return f"{nbytes / 1e6:,.1f}"
-
-
-def _bytes(nbytes: int) -> str:
-    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.1f} MB"
 
 
 def _micro(seconds: float) -> str:

@@ -47,8 +47,7 @@ def open_store(
     if replay is None:
         return None
     assert settings is not None, "the algorithm replays"
-    settings = share_of(settings, config.num_trainers)
-    layout = replay_layout(config.environment, slot, settings)
+    layout = replay_layout(config.environment, slot, share_of(settings, config.num_trainers))
     path = store_path(replay.folder, context.role, context.index)
     counts = None if state is None else _counts_of(state, context.index)
     if counts is None:  # a store of a rank that the checkpoint does not know is of another time
@@ -58,10 +57,13 @@ def open_store(
     try:
         file = StoreFile.open(path, layout, former=former, owner=context.incarnation)
     except OSError as error:
-        part = f", one of {config.num_trainers} parts" if config.num_trainers > 1 else ""
-        field = f"{capacity_field(config.algorithm)}{part}"
-        own = ReplayStores(field=field, capacity=settings.capacity, number=1, layout=layout)
-        raise ConfigurationError(_why_not_opened(error, path, own)) from error
+        stores = ReplayStores(
+            field=capacity_field(config.algorithm),
+            capacity=settings.capacity,
+            number=config.num_trainers,
+            layout=layout,
+        )
+        raise ConfigurationError(_why_not_opened(error, path, stores.part(config.num_trainers))) from error
     env_steps = 0 if state is None else int((counts or _counts_without_debt(state, config.num_trainers))["stored"])
     store = ReplayStore(
         segments=Segments(layout, file.content, env_steps=env_steps),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pydantic import JsonValue
 from typing_extensions import override
 
+from rlsrl.api.pods import CONTAINER
+from rlsrl.api.quantities import amount_of
 from rlsrl.api.spec import AlgorithmSpec, Environment, ExperimentSpec, ReplaySpec
 from rlsrl.buffers.replay.layout import ReplayLayout
 from rlsrl.buffers.replay.store_file import SUFFIX, file_bytes
@@ -15,6 +19,8 @@ from rlsrl.data.slots import SlotLayout, rollout_layout
 from rlsrl.data.specs import EnvSpec
 
 _MIB, _GIB = 1024**2, 1024**3
+_EPHEMERAL_STORAGE = "ephemeral-storage"
+"""The resource that a pod's ``emptyDir`` volumes count as."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,11 @@ class ReplayStores:
     def num_bytes(self) -> int:
         """Bytes of all files."""
         return self.number * file_bytes(self.layout)
+
+    def part(self, num_parts: int) -> ReplayStores:
+        """Return those in one of several equal parts of the places."""
+        field = self.field if num_parts == 1 else f"{self.field}, one of {num_parts} parts"
+        return replace(self, field=field, capacity=-(-self.capacity // num_parts), number=self.number // num_parts)
 
     def largest_capacity(self, num_bytes: int) -> int:
         """Return the largest capacity, at most one that takes as many bytes as these, whose files fit into
@@ -77,6 +88,26 @@ def stores_of(spec: ExperimentSpec, env_spec: EnvSpec) -> ReplayStores | None:
         number=number,
         layout=replay_layout(spec.worker_environment, slot, share_of(settings, number)),
     )
+
+
+def pod_shortage(spec: ExperimentSpec, stores: ReplayStores) -> str | None:
+    """Return that a trainer pod may use less ephemeral storage than its stores take; None if it may use as much.
+
+    Without a limit in ``trainers.podTemplate`` the administrator's and the node's apply, which are not known here.
+    """
+    limit = _ephemeral_limit(spec.trainers.pod_template)
+    where = f"in each trainer pod, by its limit of {_EPHEMERAL_STORAGE}"
+    return None if limit is None else stores.part(spec.trainers.num_pods).shortage(limit, where)
+
+
+def _ephemeral_limit(template: Mapping[str, JsonValue]) -> int | None:
+    match template:
+        case {"spec": {"containers": [*containers]}}:
+            for container in containers:
+                match container:
+                    case {"name": name, "resources": {"limits": dict(limits)}} if name == CONTAINER:
+                        return amount_of(limits.get(_EPHEMERAL_STORAGE))
+    return None
 
 
 def capacity_field(algorithm: AlgorithmSpec) -> str:
