@@ -1,12 +1,13 @@
 import pytest
 
+from rlsrl.api.spec import CriticSpec
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 from rlsrl.policies.build import build_network
 from rlsrl.policies.cnn import NatureCnnActorCritic
 from rlsrl.policies.effort import network_effort
-from rlsrl.policies.networks import MlpActorCritic
+from rlsrl.policies.networks import MlpActorCritic, MlpPolicy
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import discrete_action, discrete_env_spec
+from rlsrl.testing.rollouts import bounded_env_spec, discrete_action, discrete_env_spec
 
 IMAGE = EnvSpec(
     observation={"observation": ArraySpec(shape=(4, 84, 84), dtype="uint8")},
@@ -23,6 +24,17 @@ def test_two_towers_of_dense_layers() -> None:
     assert effort.forward_macs == effort.acting_macs + 4 * 64 + 64 * 64 + 64
     assert effort.num_weights == effort.forward_macs + 4 * 64 + 2 + 1
     assert effort.weight_bytes == 4 * effort.num_weights
+
+
+def test_two_critics_beside_the_network() -> None:
+    """Of four features and two actions, with hidden layers of 8 and 16 units."""
+    env_spec = bounded_env_spec("squashed", 4, 2)
+    policy = TorchPolicy(build_network(MlpPolicy, env_spec, {}, seed=0, outputs="policy"), env_spec, outputs="policy")
+    alone, both = (network_effort(policy, critic=each) for each in (None, CriticSpec(hidden_sizes=(8, 16))))
+
+    assert (alone.critic_macs, both.critic_macs) == (0, 2 * (6 * 8 + 8 * 16 + 16 * 1))
+    assert both.gradient_bytes - alone.gradient_bytes == 4 * both.critic_macs
+    assert alone.gradient_bytes == alone.weight_bytes == both.weight_bytes
 
 
 def test_convolutions() -> None:

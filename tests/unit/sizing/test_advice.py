@@ -49,6 +49,18 @@ def test_changes_fit_the_roles_of_the_experiment() -> None:
     assert "pacing.maxPolicyLag" not in changed_fields(spec("cartpole", "pacing.maxPolicyLag=1"))
 
 
+@pytest.mark.parametrize(("actors", "more"), [(1, 2), (2, None), (3, 4), (4, None)])
+def test_with_replay_more_trainers_share_the_actors_and_less_training_is_tried(actors: int, more: int | None) -> None:
+    found = changes(spec("cartpole-dqn", f"actors.replicas={actors}"))
+    (trainers,) = [change for change in found if change.overrides[0] == "trainers.replicas=2"]
+    (ratio,) = [change for change in found if change.overrides == ("pacing.trainStepsPerEnvStep=0.25",)]
+
+    assert trainers.overrides[1:] == (() if more is None else (f"actors.replicas={more}",))
+    assert ratio.note == "changes learning"
+    assert not any("batches" in change.note for change in found), "no batch is made of environments"
+    assert not any("minibatchSize" in change.options for change in found), "the ratio counts minibatches"
+
+
 def test_environments_are_changed_in_the_field_that_sets_them() -> None:
     total = changed_fields(spec("cartpole"))
     each = changed_fields(spec("cartpole", "actors.environments=null", "actors.environmentsPerActor=8"))

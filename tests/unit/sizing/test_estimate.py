@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from rlsrl.api.spec import UpdateWork
 from rlsrl.policies.effort import NetworkEffort
 from rlsrl.sizing.ceilings import ceilings
 from rlsrl.sizing.demands import Demand
 from rlsrl.sizing.estimate import estimate, shared_seconds
 from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, Workload
-from rlsrl.testing.workloads import TYPICAL, costs, pods, workload
+from rlsrl.testing.workloads import REPLAYING, TYPICAL, costs, pods, workload
 
 WORKLOADS = {
     "inline": workload(),
@@ -28,6 +29,10 @@ WORKLOADS = {
     "pods with everything": pods(12, num_buffer_workers=2, num_policy_workers=2, ring_size=2, max_policy_lag=3),
     "beside evaluators": workload(num_evaluators=2),
     "ten thousand pods": pods(10_000),
+    "replay": workload(replay=REPLAYING),
+    "replay, in turns": workload(replay=REPLAYING, max_policy_lag=0),
+    "replay, two ranks": workload(replay=REPLAYING, actor_lanes=(4, 4), num_trainers=2),
+    "replay, pods": pods(12, replay=REPLAYING),
 }
 SIMULATED = {
     "inline": 9431,
@@ -161,6 +166,82 @@ def test_compiled_steps_have_costs_of_their_own() -> None:
 
     assert rate_of(workload(**fast), minibatch_seconds=0.1) == pytest.approx(2560.0)
     assert rate_of(workload(**fast, compiled=True), compiled_minibatch_seconds=0.01) == pytest.approx(25600.0)
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.1, 1.0])
+def test_with_replay_the_slower_of_gathering_and_training_decides(ratio: float) -> None:
+    """An env step takes 1 ms, an update 5 ms."""
+    pace = replace(REPLAYING, updates_per_env_step=ratio, most_updates_behind=2000)
+    found = estimate(
+        workload(environment=EnvironmentSpeed(step_seconds=1e-3), replay=pace), costs(minibatch_seconds=5e-3)
+    )
+
+    assert found.env_steps_a_second == pytest.approx(min(1000.0, 200.0 / ratio))
+    assert found.train_steps_a_second == pytest.approx(found.env_steps_a_second * ratio / pace.updates_per_step)
+
+
+def test_steps_that_only_reset_call_for_no_updates() -> None:
+    fast = EnvironmentSpeed(step_seconds=1e-9, transition_share=0.5)
+
+    assert rate_of(workload(environment=fast, replay=REPLAYING), minibatch_seconds=0.01) == pytest.approx(200.0)
+
+
+@pytest.mark.parametrize(
+    ("cost", "seconds"),
+    [
+        ("drawn_row_seconds", 64e-4),
+        ("priority_row_seconds", 64e-4),
+        ("copied_byte_seconds", 64 * 40e-4),
+        ("row_seconds", 64e-4),
+        ("training_mac_seconds", 64 * (2 * 100 + 3 * 10) * 1e-4),
+        ("minibatch_seconds", 1.5e-4),
+        ("step_seconds", 1e-4 / 16),
+    ],
+)
+def test_an_update_costs_its_losses_its_rows_and_a_part_of_a_training_step(cost: str, seconds: float) -> None:
+    """Of 64 drawn rows of 40 bytes. Slots and weights have next to none."""
+    network = NetworkEffort(num_weights=0, forward_macs=100.0, acting_macs=0.0, exported=True, critic_macs=10.0)
+    found = workload(
+        environment=EnvironmentSpeed(step_seconds=1e-9),
+        network=network,
+        minibatch_size=64,
+        lane_bytes=0.0,
+        update_work=UpdateWork(losses=1.5, network_passes=2.0, critic_passes=3.0),
+        replay=replace(REPLAYING, by_priority=True),
+    )
+
+    assert rate_of(found, **{cost: 1e-4}) == pytest.approx(2 / seconds, rel=1e-3)
+
+
+def test_draws_without_priorities_have_no_cost_of_them() -> None:
+    fast = EnvironmentSpeed(step_seconds=1e-6)
+
+    assert rate_of(workload(environment=fast, replay=REPLAYING), priority_row_seconds=1.0) > 1e5
+
+
+def test_ranks_share_the_rows_of_each_minibatch() -> None:
+    fast = {"environment": EnvironmentSpeed(step_seconds=1e-9), "minibatch_size": 64, "replay": REPLAYING}
+    both = workload(actor_lanes=(4, 4), num_trainers=2, **fast)
+
+    assert rate_of(both, row_seconds=1e-4) == pytest.approx(2 * rate_of(workload(**fast), row_seconds=1e-4), rel=1e-3)
+    assert both.num_collective_calls == 128 + 4 * 128 / 16
+
+
+def test_replay_with_a_lag_of_0_gathers_and_trains_in_turn() -> None:
+    """A rollout of 8 x 32 steps takes 25.6 ms, and its 128 updates as long."""
+    turns, both = (workload(max_policy_lag=lag, replay=REPLAYING) for lag in (0, 1))
+
+    assert rate_of(turns, minibatch_seconds=2e-4) == pytest.approx(256 / 0.0512, rel=1e-3)
+    assert rate_of(both, minibatch_seconds=2e-4) == pytest.approx(256 / 0.0256, rel=1e-3)
+
+
+def test_actors_wait_where_training_may_be_behind_by_little() -> None:
+    """With the least bound of four actors, one rollout and a training step, one of them gathers at a time."""
+    least = replace(REPLAYING, most_updates_behind=16 + 128)
+    four = {"actor_lanes": (8,) * 4, "batch_lanes": 32, "hardware": Hardware()}
+
+    assert rate_of(workload(replay=least, **four)) == pytest.approx(1e4, rel=0.01)
+    assert rate_of(workload(replay=replace(least, most_updates_behind=16 + 4 * 128), **four)) == pytest.approx(4e4)
 
 
 def test_an_idle_core_shares_the_training_and_a_busy_one_does_not() -> None:

@@ -1,14 +1,16 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rlsrl.algorithms.gradients import MICROBATCH_ELEMENTS
 from rlsrl.api.load import load_file
+from rlsrl.api.spec import DqnSpec
 from rlsrl.data.slots import rollout_layout
 from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.effort import NetworkEffort
 from rlsrl.sizing.traffic import Rates, traffic
-from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, Workload, workload_of
+from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, ReplayWorkload, Workload, workload_of
 from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.testing.workloads import pods
 
@@ -38,6 +40,28 @@ def test_an_experiment_in_numbers() -> None:
     assert found.lane_bytes == rollout_layout(ENV_SPEC, num_steps=128, num_lanes=8).nbytes / 8
     assert (found.request_bytes, found.answer_bytes) == (16.0, 8.0)
     assert found.network.weight_bytes == 4000
+
+
+def test_an_experiment_with_replay_in_numbers() -> None:
+    """Half a minibatch for each of 8 x 16 env steps: a training step has those of a rollout, and gathering leads by two
+    more."""
+    found = of("cartpole-dqn")
+
+    assert found.replay == ReplayWorkload(
+        updates_per_env_step=0.5, updates_per_step=64, most_updates_behind=64 + 128, row_bytes=2 * 16 + 8
+    )
+    assert (found.num_minibatches, found.num_train_steps, found.rank_rows) == (64, 1, 64 * 64)
+    assert found.update_work == DqnSpec().update_work
+    assert (found.granted_share, found.batches_in_flight) == (1, 3)
+    assert of("cartpole-dqn", "algorithm.dqn.replay.priorities={}").replay == replace(found.replay, by_priority=True)
+    assert of("cartpole").replay is None
+
+
+def test_many_updates_for_a_rollout_are_several_training_steps() -> None:
+    found = of("cartpole-dqn", "actors.rolloutLength=128")
+
+    assert (found.num_minibatches, found.num_train_steps) == (512, 8)
+    assert found.versions_a_batch == 1, "one slot asks for a version"
 
 
 def test_an_evaluator_that_plays_one_version_once_is_left_out() -> None:

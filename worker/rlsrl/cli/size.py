@@ -112,7 +112,8 @@ def _lines(
     source = environment_source(spec.worker_environment)
     env_spec = environment_spec(source)
     network = network_effort(
-        torch_policy(spec.policy.network, env_spec, outputs=spec.algorithm.chosen.outputs, seed=spec.seed)
+        torch_policy(spec.policy.network, env_spec, outputs=spec.algorithm.chosen.outputs, seed=spec.seed),
+        critic=spec.algorithm.chosen.critic_network,
     )
     if env_step_seconds is None:
         environment, source_of_speed = measure_environment(source), f"one environment measured here for {SECONDS:g} s"

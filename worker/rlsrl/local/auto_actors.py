@@ -79,7 +79,8 @@ def _choose(file: Path, overrides: Sequence[str], cores: int) -> Choice:
     except EnvironmentUnreachable as error:
         raise ConfigurationError(f"actors.replicas is auto, and {error}") from None  # its locks stay in this process
     network = network_effort(
-        torch_policy(spec.policy.network, env_spec, outputs=spec.algorithm.chosen.outputs, seed=spec.seed)
+        torch_policy(spec.policy.network, env_spec, outputs=spec.algorithm.chosen.outputs, seed=spec.seed),
+        critic=spec.algorithm.chosen.critic_network,
     )
     costs = measured_costs().costs
     speeds = {}

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rlsrl.api.spec import CriticSpec
+    from rlsrl.data.specs import EnvSpec
     from rlsrl.policies.torch_policy import TorchPolicy
 
 WEIGHT_BYTES = 4
@@ -26,15 +28,25 @@ class NetworkEffort:
     """Multiply-adds of acting: fewer than ``forward_macs`` if the actor is exported without the value."""
     exported: bool
     """Whether the network has an exported form, so that acting needs no torch."""
+    critic_macs: float = 0.0
+    """Multiply-adds of a forward pass of the two critics that are trained beside the network; 0 without critics."""
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of one version."""
         return WEIGHT_BYTES * self.num_weights
 
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of all gradients of one minibatch. The dense layers of critics have a weight for each multiply-add."""
+        return self.weight_bytes + WEIGHT_BYTES * self.critic_macs
 
-def network_effort(policy: TorchPolicy) -> NetworkEffort:
-    """Count the multiply-adds of a policy's network: matrix products, convolutions and attention."""
+
+def network_effort(policy: TorchPolicy, *, critic: CriticSpec | None = None) -> NetworkEffort:
+    """Count the multiply-adds of a policy's network: matrix products, convolutions and attention.
+
+    ``critic``: describes each of the two critics that are trained beside it.
+    """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -55,4 +67,12 @@ def network_effort(policy: TorchPolicy) -> NetworkEffort:
         forward_macs=forward,
         acting_macs=forward if dense is None else float(dense),
         exported=exported is not None,
+        critic_macs=0.0 if critic is None else _critic_macs(critic, policy.env_spec),
     )
+
+
+def _critic_macs(critic: CriticSpec, env_spec: EnvSpec) -> float:
+    from rlsrl.policies.critics import TwinCritics
+
+    layers = TwinCritics(env_spec.unmasked, **critic.model_dump()).layers
+    return float(sum(layer.weight.numel() for layer in layers))

@@ -64,8 +64,9 @@ REMEDIES: dict[Part | None, str] = {
     "policy workers": "larger messages (more environments for each actor, a ringSize of 2 and not 4), then another "
     "policy worker; no policy workers where the network is small",
     "buffer workers": "larger rollouts, then another buffer worker",
-    "trainers": "fewer epochs or larger minibatches where learning allows it; more ranks where a minibatch takes far "
-    "longer than a millisecond; larger rollouts and buffer workers where receiving slots takes most of the time",
+    "trainers": "fewer epochs or larger minibatches where learning allows it, with replay a lower "
+    "pacing.trainStepsPerEnvStep; more ranks where a minibatch takes far longer than a millisecond; larger rollouts and "
+    "buffer workers where receiving slots takes most of the time",
     "coordinator": "policy workers, so that only they need weights; larger batches, so that there are fewer versions; "
     "fewer actors with more environments each",
     "machine": "more cores, or a cluster; no policy workers where the network is small; fewer evaluators, or fewer "
@@ -84,16 +85,22 @@ def _actors(spec: ExperimentSpec) -> Iterator[SpecChange]:
 
 
 def _batch_note(spec: ExperimentSpec) -> str:
-    grows = spec.actors.environments is None and spec.trainers.batch_environments is None
+    return _larger_batches(spec) if spec.actors.environments is None else ""
+
+
+def _larger_batches(spec: ExperimentSpec) -> str:
+    """Return the note of more environments; without replay all environments are a batch by default."""
+    grows = spec.trainers.batch_environments is None and spec.algorithm.chosen.draws_from is None
     return "makes batches larger, too" if grows else ""
 
 
 def _messages(spec: ExperimentSpec) -> Iterator[SpecChange]:
     actors = spec.actors
     field, count = _environments(actors)
-    note = "" if spec.trainers.batch_environments is not None else "makes batches larger, too"
-    yield SpecChange(overrides=(f"actors.{field}={2 * count}",), note=note)
-    yield SpecChange(overrides=(f"actors.rolloutLength={2 * actors.rollout_length}",), note="makes batches larger, too")
+    replays = spec.algorithm.chosen.draws_from is not None
+    yield SpecChange(overrides=(f"actors.{field}={2 * count}",), note=_larger_batches(spec))
+    note = "" if replays else "makes batches larger, too"
+    yield SpecChange(overrides=(f"actors.rolloutLength={2 * actors.rollout_length}",), note=note)
     if spec.policy_workers is not None and actors.ring_size == 1 and actors.vectorization != "threads":
         yield SpecChange(overrides=("actors.ringSize=2",))
     if actors.ring_size > 2:
@@ -134,11 +141,16 @@ def _samples(spec: ExperimentSpec) -> Iterator[SpecChange]:
 
 
 def _trainers(spec: ExperimentSpec) -> Iterator[SpecChange]:
-    replicas = spec.trainers.replicas
-    yield SpecChange(overrides=(f"trainers.replicas={2 * replicas}",))
+    replicas, algorithm, ratio = spec.trainers.replicas, spec.algorithm, spec.pacing.train_steps_per_env_step
+    more: tuple[str, ...] = (f"trainers.replicas={2 * replicas}",)
+    if ratio is not None and (num_actors := spec.actors.replicas) % (2 * replicas):
+        more += (f"actors.replicas={num_actors + 2 * replicas - num_actors % (2 * replicas)}",)
+    yield SpecChange(overrides=more)
     if replicas % 2 == 0:
         yield SpecChange(overrides=(f"trainers.replicas={replicas // 2}",), saves=True)
-    algorithm = spec.algorithm
+    if ratio is not None:
+        yield SpecChange(overrides=(f"pacing.trainStepsPerEnvStep={ratio / 2:g}",), note="changes learning")
+        return
     field = ".".join(("algorithm", algorithm.name, *algorithm.chosen.minibatch_size_path))
     yield SpecChange(overrides=(f"{field}={2 * algorithm.chosen.minibatch_rows}",), note="changes learning")
 

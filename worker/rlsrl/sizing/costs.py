@@ -59,6 +59,10 @@ class Costs:
     """One compiled minibatch, independent of its size."""
     compiled_row_seconds: float
     """One transition of a compiled minibatch, beside the network."""
+    drawn_row_seconds: float
+    """A trainer draws one transition from its replay store, without the bytes of it."""
+    priority_row_seconds: float
+    """The same by priority takes so much longer, the new priority included."""
     training_mac_seconds: float
     """One multiply-add of a forward pass, with the backward pass that belongs to it."""
     reduce_seconds: float

@@ -46,7 +46,7 @@ def estimate(workload: Workload, costs: Costs) -> Estimate:
     versions = 0.0 if workload.shared_memory else workload.versions_a_batch / seconds
     return Estimate(
         env_steps_a_second=workload.batch_transitions / seconds,
-        train_steps_a_second=1.0 / seconds,
+        train_steps_a_second=workload.num_train_steps / seconds,
         busy=busy,
         rates=Rates(slots=workload.batch_slots / seconds, versions=versions),
     )

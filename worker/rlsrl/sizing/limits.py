@@ -56,6 +56,8 @@ def _slot_size(workload: Workload) -> str | None:
 
 def _credits(workload: Workload) -> str | None:
     """A rank grants whole slots, within 1 + ``max_policy_lag`` of its batches; the slots it gets must fill a batch."""
+    if workload.replay is not None:  # the spec's own rules for pacing.maxTrainStepsBehind see to that
+        return None
     slot_lanes = max(workload.actor_lanes) // workload.ring_size
     most_left_over = slot_lanes - math.gcd(workload.rank_lanes, slot_lanes)
     if workload.max_policy_lag * workload.rank_lanes >= most_left_over:

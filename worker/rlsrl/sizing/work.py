@@ -72,34 +72,45 @@ class Work:
         return self._slot_seconds + self._slot_transport(lanes) + copied + scanned
 
     def training(self) -> float:
-        """Return each rank's seconds for one training step on its part of the batch."""
-        workload, costs = self.workload, self.costs
-        copied = workload.rank_lanes * workload.lane_bytes * costs.copied_byte_seconds
-        rows = workload.epochs * workload.rank_transitions
+        """Return each rank's seconds to train on its part of a batch."""
+        workload, costs, work = self.workload, self.costs, self.workload.update_work
         if workload.compiled:
             minibatch_seconds, row_seconds = costs.compiled_minibatch_seconds, costs.compiled_row_seconds
         else:
             minibatch_seconds, row_seconds = costs.minibatch_seconds, costs.row_seconds
-        row = workload.network.forward_macs * costs.training_mac_seconds + row_seconds
-        return costs.step_seconds + copied + workload.num_minibatches * minibatch_seconds + rows * row
+        network = workload.network
+        macs = work.network_passes * network.forward_macs + work.critic_passes * network.critic_macs
+        row = macs * costs.training_mac_seconds + row_seconds
+        steps = workload.num_train_steps * costs.step_seconds
+        minibatches = workload.num_minibatches * work.losses * minibatch_seconds
+        return steps + self._assembling() + minibatches + workload.rank_rows * row
+
+    def _assembling(self) -> float:
+        """Return each rank's seconds to copy the slots of a batch, or to draw the rows of its minibatches."""
+        workload, costs = self.workload, self.costs
+        if workload.replay is None:
+            return workload.rank_lanes * workload.lane_bytes * costs.copied_byte_seconds
+        drawn = costs.drawn_row_seconds + workload.replay.row_bytes * costs.copied_byte_seconds
+        if workload.replay.by_priority:
+            drawn += costs.priority_row_seconds
+        return workload.rank_rows * drawn
 
     def reducing(self) -> float:
-        """Return each rank's seconds for the collective calls of one training step; 0 with one rank."""
+        """Return each rank's seconds for the collective calls of one batch; 0 with one rank."""
         workload, costs = self.workload, self.costs
         if not workload.num_collective_calls:
             return 0.0
         calls = workload.num_collective_calls * costs.reduce_seconds
-        return calls + workload.num_minibatches * workload.network.weight_bytes * costs.reduced_byte_seconds
+        return calls + workload.num_minibatches * workload.network.gradient_bytes * costs.reduced_byte_seconds
 
     def awaiting_ranks(self) -> float:
-        """Return how long each rank waits for the others in the collective calls of one training step."""
+        """Return how long each rank waits for the others in the collective calls of one batch."""
         return self.workload.num_collective_calls * self.costs.reduce_wait_seconds
 
     def publishing(self) -> float:
-        """Return the first rank's seconds to publish a version, to shared memory or to the coordinator."""
-        if self.workload.shared_memory:
-            return self.workload.network.weight_bytes * self.costs.copied_byte_seconds
-        return self._transfer()
+        """Return the first rank's seconds to publish a batch's versions, to shared memory or to the coordinator."""
+        copied = self.workload.network.weight_bytes * self.costs.copied_byte_seconds
+        return self.workload.num_train_steps * (copied if self.workload.shared_memory else self._transfer())
 
     # The coordinator.
 

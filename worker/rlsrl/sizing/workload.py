@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rlsrl.algorithms.gradients import MICROBATCH_ELEMENTS
 from rlsrl.api.role_configs import HEARTBEAT_SECONDS
 from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, POLICY, TRAINER
-from rlsrl.api.spec import ExperimentSpec
+from rlsrl.api.spec import ExperimentSpec, UpdateWork
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.slots import rollout_layout
 from rlsrl.data.specs import ArraySpec, EnvSpec
@@ -54,6 +54,22 @@ class Hardware:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplayWorkload:
+    """How an algorithm that replays trains on what is gathered."""
+
+    updates_per_env_step: float
+    """Minibatches for each transition, of all actors."""
+    updates_per_step: int
+    """Minibatches of a training step."""
+    most_updates_behind: int
+    """Minibatches by which a trainer may be behind its actors."""
+    row_bytes: float
+    """Bytes of a drawn transition."""
+    by_priority: bool = False
+    """Whether transitions are drawn by priority."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Workload:
     """One experiment as the model sees it."""
 
@@ -71,10 +87,15 @@ class Workload:
     rollout_length: int
     """T, the steps of a slot."""
     batch_lanes: int
-    """Environments of one batch, over all ranks."""
+    """Environments of one batch, over all ranks. With replay, where training steps draw their rows: all environments,
+    whose rollouts and the training steps that these call for count as a batch."""
     minibatch_size: int
     """Transitions of one minibatch, over all ranks."""
-    epochs: float
+    update_work: UpdateWork
+    """What a minibatch computes."""
+    epochs: int
+    """Without effect with replay."""
+    replay: ReplayWorkload | None = None
     max_policy_lag: int
     num_trainers: int = 1
     compiled: bool = False
@@ -124,14 +145,28 @@ class Workload:
         return self.batch_lanes * self.rollout_length * self.environment.transition_share
 
     @property
-    def num_minibatches(self) -> int:
-        """Optimizer steps of one training step."""
-        return max(1, int(self.epochs * self.batch_lanes * self.rollout_length // self.minibatch_size))
+    def num_minibatches(self) -> float:
+        """Optimizer steps for one batch."""
+        if self.replay is not None:
+            return self.replay.updates_per_env_step * self.batch_transitions
+        return max(1, self.epochs * self.batch_lanes * self.rollout_length // self.minibatch_size)
 
     @property
-    def num_collective_calls(self) -> int:
-        """Collective calls of one training step; 0 with one rank."""
-        return self.num_minibatches + AGREEMENTS if self.num_trainers > 1 else 0
+    def num_train_steps(self) -> float:
+        """Training steps for one batch: a mean with replay, else 1."""
+        return 1.0 if self.replay is None else self.num_minibatches / self.replay.updates_per_step
+
+    @property
+    def rank_rows(self) -> float:
+        """Rows of all minibatches of one batch, on one rank."""
+        if self.replay is not None:
+            return self.num_minibatches * self.minibatch_size / self.num_trainers
+        return self.epochs * self.rank_transitions
+
+    @property
+    def num_collective_calls(self) -> float:
+        """Collective calls for one batch; 0 with one rank."""
+        return self.num_minibatches + AGREEMENTS * self.num_train_steps if self.num_trainers > 1 else 0.0
 
     @property
     def group_lanes(self) -> float:
@@ -158,20 +193,36 @@ class Workload:
         """Share of the environments that the outstanding credits cover.
 
         Each rank grants credits for 1 + ``max_policy_lag`` of its batches. All ranks grant in the same order, so that
-        without buffer workers they grant to the same actors.
+        without buffer workers they grant to the same actors. With replay each rank has actors of its own, and grants as
+        much as training may be behind beyond a training step.
         """
+        if self.replay is not None:
+            ahead = self.replay.most_updates_behind - self.replay.updates_per_step
+            return 1.0 if self.max_policy_lag == 0 else min(1.0, ahead / self._most_minibatches)
         batch = self.batch_lanes if self.num_buffer_workers else self.rank_lanes
         return min(1.0, (1 + self.max_policy_lag) * batch / self.num_lanes)
 
     @property
     def batches_a_slot(self) -> int:
         """Batches that one slot belongs to: several if it is wider than a rank's part of a batch."""
-        return math.ceil(self.group_lanes / self.rank_lanes)
+        return 1 if self.replay is not None else math.ceil(self.group_lanes / self.rank_lanes)
 
     @property
-    def batches_in_flight(self) -> int:
-        """Batches that are gathered or trained on at a time: the weights of a slot are recent enough for its last."""
+    def batches_in_flight(self) -> float:
+        """Batches that are gathered or trained on at a time: the weights of a slot are recent enough for its last.
+
+        With replay as much as training may be behind.
+        """
+        if self.replay is not None:
+            takes_turns = self.max_policy_lag == 0
+            return 1.0 if takes_turns else max(1.0, self.replay.most_updates_behind / self._most_minibatches)
         return max(1, 2 + self.max_policy_lag - self.batches_a_slot)
+
+    @property
+    def _most_minibatches(self) -> float:
+        """With replay: optimizer steps for one batch in which no step only resets."""
+        assert self.replay is not None
+        return self.replay.updates_per_env_step * self.batch_lanes * self.rollout_length
 
     @property
     def workers_by_role(self) -> dict[str, int]:
@@ -204,8 +255,11 @@ class Workload:
     def versions_a_batch(self) -> float:
         """Versions handed out for each batch.
 
-        While one version is handed out another waits, so that of 1 + lag versions two are handed out.
+        While one version is handed out another waits, so that of 1 + lag versions two are handed out. With replay a
+        version that no slot's credit asks for may be skipped.
         """
+        if self.replay is not None:
+            return min(self.num_train_steps, self.batch_slots)
         return min(1.0, 2.0 / (1 + self.max_policy_lag))
 
     @property
@@ -247,7 +301,9 @@ def workload_of(
         rollout_length=num_steps,
         batch_lanes=spec.batch_environments,
         minibatch_size=spec.algorithm.chosen.minibatch_rows,
-        epochs=_passes(spec),
+        update_work=spec.algorithm.chosen.update_work,
+        epochs=spec.algorithm.chosen.passes,
+        replay=_replay(spec, env_spec),
         max_policy_lag=spec.pacing.max_policy_lag,
         num_trainers=spec.trainers.replicas,
         compiled=compiled,
@@ -262,10 +318,18 @@ def workload_of(
     )
 
 
-def _passes(spec: ExperimentSpec) -> float:
-    """Return how often each transition is trained on. With replay that is a mean."""
-    ratio, algorithm = spec.pacing.train_steps_per_env_step, spec.algorithm.chosen
-    return algorithm.passes if ratio is None else ratio * algorithm.minibatch_rows
+def _replay(spec: ExperimentSpec, env_spec: EnvSpec) -> ReplayWorkload | None:
+    settings, ratio = spec.algorithm.chosen.draws_from, spec.pacing.train_steps_per_env_step
+    if settings is None or ratio is None:
+        return None
+    frames = sum(array.nbytes for array in env_spec.observation.values())
+    return ReplayWorkload(
+        updates_per_env_step=ratio,
+        updates_per_step=spec.updates_per_train_step,
+        most_updates_behind=spec.train_steps_behind,
+        row_bytes=2.0 * frames + env_spec.action.array.nbytes,
+        by_priority=settings.priorities is not None,
+    )
 
 
 def _is_compiled(spec: ExperimentSpec, hardware: Hardware) -> bool:

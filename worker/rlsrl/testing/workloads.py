@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+from rlsrl.api.spec import UpdateWork
 from rlsrl.policies.effort import NetworkEffort
 from rlsrl.sizing.costs import SPEEDS, Costs
-from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, Workload
+from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, ReplayWorkload, Workload
 
 SMALL = Workload(
     environment=EnvironmentSpeed(step_seconds=1e-4),
@@ -18,6 +19,7 @@ SMALL = Workload(
     rollout_length=32,
     batch_lanes=8,
     minibatch_size=256,
+    update_work=UpdateWork(),
     epochs=1,
     max_policy_lag=1,
     lane_bytes=2_000.0,
@@ -26,6 +28,9 @@ SMALL = Workload(
 )
 """One actor with 8 environments and inline inference, beside one trainer, on a machine with two cores."""
 
+
+REPLAYING = ReplayWorkload(updates_per_env_step=0.5, updates_per_step=16, most_updates_behind=272, row_bytes=40.0)
+"""A minibatch for each two transitions, 128 for a rollout of ``SMALL``; gathering leads by two rollouts at most."""
 
 TYPICAL = Costs(
     lane_seconds=2e-6,
@@ -48,6 +53,8 @@ TYPICAL = Costs(
     row_seconds=8e-7,
     compiled_minibatch_seconds=3e-4,
     compiled_row_seconds=4e-7,
+    drawn_row_seconds=1e-7,
+    priority_row_seconds=7e-7,
     reduce_seconds=4e-4,
     reduce_wait_seconds=0.0,
     reduced_byte_seconds=1e-9,

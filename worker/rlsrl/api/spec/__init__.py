@@ -25,6 +25,7 @@ from rlsrl.api.spec.algorithm import (
     ScheduleSpec,
     Td3Spec,
     TwinCriticSettings,
+    UpdateWork,
     VtraceSpec,
 )
 from rlsrl.api.spec.egress import EgressPeer, EgressPort, EgressRule, LabelSelector
@@ -104,6 +105,7 @@ __all__ = [
     "Tracking",
     "Trainers",
     "TwinCriticSettings",
+    "UpdateWork",
     "VectorActions",
     "VtraceSpec",
     "Wandb",

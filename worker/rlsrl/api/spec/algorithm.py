@@ -7,6 +7,7 @@ not of one algorithm reads the fields and properties of ``AlgorithmSettings`` on
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from types import NoneType
 from typing import Annotated, ClassVar, Literal, get_args, get_type_hints
 
@@ -75,6 +76,23 @@ class ReplaySpec(Model):
     """Draws by priority. By default all transitions are drawn with the same probability."""
 
 
+FORWARD_SHARE = 1 / 3
+"""What a forward pass alone takes of a pass with its backward pass, which has two products for each of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateWork:
+    """What an optimizer step computes, in means over steps. A pass takes a row through a network, and its gradient back
+    to all parameters."""
+
+    losses: float = 1.0
+    """Losses, each with a gradient and an optimizer of its own."""
+    network_passes: float = 1.0
+    """Passes of each row through the policy's network."""
+    critic_passes: float = 0.0
+    """Passes of each row through the two critics of ``AlgorithmSettings.critic_network``."""
+
+
 class AlgorithmSettings(Model):
     """The settings that every algorithm has, and what others need to know of the rest."""
 
@@ -122,6 +140,16 @@ class AlgorithmSettings(Model):
     def lanes_differ_by(self) -> float:
         """How much the epsilons of environments differ; 0: not at all."""
         return 0.0
+
+    @property
+    def critic_network(self) -> CriticSpec | None:
+        """The network of each of the two critics that are trained beside the policy's; None: there are none."""
+        return None
+
+    @property
+    def update_work(self) -> UpdateWork:
+        """What an optimizer step computes. Of an algorithm of the user's own that is not known: one pass is assumed."""
+        return UpdateWork()
 
     @property
     @abstractmethod
@@ -313,6 +341,12 @@ class DqnSpec(ActionValueSettings, ReplaySettings):
     huber_delta: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
     """Errors count by half their square up to here, and in a straight line beyond (Huber's loss)."""
 
+    @property
+    @override
+    def update_work(self) -> UpdateWork:
+        """What follows goes through the target network, and with ``double`` through the network, too."""
+        return UpdateWork(network_passes=1 + FORWARD_SHARE * (2 if self.double else 1))
+
 
 class CriticSpec(Model):
     """A network that values an observation and an action: dense layers over both, flattened."""
@@ -349,6 +383,23 @@ class TwinCriticSettings(ReplaySettings):
     def outputs(self) -> NetworkOutputs:
         return "policy"
 
+    @property
+    @override
+    def critic_network(self) -> CriticSpec:
+        return self.critic
+
+    def _work(self, *, policy_updates: float, losses: float) -> UpdateWork:
+        """Return the work with so many updates of the policy for each one of the critics.
+
+        What follows goes through a policy and the target critics. The policy's gradient comes back through the critics
+        to the action, without those of their parameters.
+        """
+        return UpdateWork(
+            losses=losses,
+            network_passes=FORWARD_SHARE + policy_updates,
+            critic_passes=1 + FORWARD_SHARE + 2 * FORWARD_SHARE * policy_updates,
+        )
+
 
 class SacSpec(TwinCriticSettings):
     """Soft actor-critic (Haarnoja et al. 2018), which rewards the entropy of the policy, too, with a weight that it
@@ -371,6 +422,11 @@ class SacSpec(TwinCriticSettings):
     @override
     def vector_actions(self) -> VectorActions:
         return "squashed"
+
+    @property
+    @override
+    def update_work(self) -> UpdateWork:
+        return self._work(policy_updates=1.0, losses=3.0 if self.learn_temperature else 2.0)
 
 
 class Td3Spec(TwinCriticSettings):
@@ -395,6 +451,11 @@ class Td3Spec(TwinCriticSettings):
     @override
     def vector_actions(self) -> VectorActions:
         return "clipped"
+
+    @property
+    @override
+    def update_work(self) -> UpdateWork:
+        return self._work(policy_updates=1 / self.policy_period, losses=1 + 1 / self.policy_period)
 
 
 class AlgorithmNeeds(Model):
