@@ -4,7 +4,7 @@ import pytest
 
 from rlsrl.sizing.limits import broken_limits
 from rlsrl.sizing.workload import Workload
-from rlsrl.testing.workloads import costs, pods, workload
+from rlsrl.testing.workloads import REPLAYING, costs, pods, workload
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,7 @@ def test_heartbeats_that_take_most_of_the_coordinator_cannot_work() -> None:
         {"batch_lanes": 768, "max_policy_lag": 1},
         {"num_policy_workers": 2, "ring_size": 2},
         {"num_buffer_workers": 2},
+        {"actor_lanes": (2, 2, 1, 1), "batch_lanes": 6, "num_trainers": 2, "max_policy_lag": 0, "replay": REPLAYING},
     ],
 )
 def test_a_few_actors_are_within_every_limit(changes: dict[str, Any]) -> None:
