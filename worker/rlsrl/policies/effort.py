@@ -75,4 +75,4 @@ def _critic_macs(critic: CriticSpec, env_spec: EnvSpec) -> float:
     from rlsrl.policies.critics import TwinCritics
 
     layers = TwinCritics(env_spec.unmasked, **critic.model_dump()).layers
-    return float(sum(layer.weight.numel() for layer in layers))
+    return float(sum(values.numel() for name, values in layers.named_parameters() if name.endswith("weight")))
