@@ -312,7 +312,7 @@ def test_a_resumed_run_needs_room_only_for_stores_that_are_gone(
     gone = replaying.give("--set", f"{CAPACITY}=64")
     store = replaying.run / "replay" / "trainer-0.store"
     store.parent.mkdir()
-    store.write_bytes(b"left by the first attempt")
+    store.write_bytes(bytes(8192))  # as the first attempt left it
     there = replaying.give("--set", f"{CAPACITY}=64")
 
     assert (gone.exit_code, there.exit_code) == (2, 130)
