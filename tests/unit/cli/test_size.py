@@ -125,9 +125,14 @@ def test_a_replay_store_is_sized(tmp_path: Path) -> None:
           stop: {envSteps: 1000}
         """
     )
-    result = size(file, "--env-step-seconds", "1e-5")
-    assert result.exit_code == 0, result.output
-    assert re.search(r"(?m)^replay: 2,000,000 transitions x \d\d bytes = \d\d\.\d MiB$", result.stdout)
+    of_one: list[int] = []
+    for changes in ((), ("--set", "algorithm.custom.normalizeRewards=true")):
+        result = size(file, "--env-step-seconds", "1e-5", *changes)
+        assert result.exit_code == 0, result.output
+        found = re.search(r"(?m)^replay: 2,000,000 transitions x (\d\d) bytes = \d\d\.\d MiB$", result.stdout)
+        assert found is not None
+        of_one.append(int(found[1]))
+    assert of_one[1] - of_one[0] == 4, "the discounted return"
     result = size(file, "--env-step-seconds", "1e-5", "--set", "trainers.replicas=2", "--set", "actors.replicas=2")
     assert result.exit_code == 0, result.output
     assert re.search(r"(?m)^replay: 2,000,000 transitions x \d\d bytes = \d\d\.\d MiB in 2 files$", result.stdout)

@@ -78,10 +78,15 @@ class ReplayStores:
 
 def stores_of(spec: ExperimentSpec, env_spec: EnvSpec) -> ReplayStores | None:
     """Return the stores of all trainers of an experiment with such environments; None if nothing is replayed."""
-    settings, number = spec.algorithm.chosen.draws_from, spec.trainers.replicas
-    if settings is None:
+    algorithm, number = spec.algorithm.chosen, spec.trainers.replicas
+    if (settings := algorithm.draws_from) is None:
         return None
-    slot = rollout_layout(env_spec, num_steps=spec.actors.rollout_length, num_lanes=1)
+    slot = rollout_layout(
+        env_spec,
+        num_steps=spec.actors.rollout_length,
+        num_lanes=1,
+        discounted_return=algorithm.normalize_rewards,
+    )
     return ReplayStores(
         field=capacity_field(spec.algorithm),
         capacity=settings.capacity,
