@@ -108,9 +108,9 @@ def drawn_schedule(batch: Batch, *, size: int, num_ranks: int) -> Tensors:
     """Return the schedule of a ``drawn_batch``: minibatches in the order of its rows, which were drawn at random.
 
     Each has [K, size]: ``INDEX``; ``WEIGHT``, with which weighted sums over all ranks are means; and ``IMPORTANCE``,
-    the importance ratios, of which each minibatch's largest is 1 over all ranks. A loss that multiplies ``WEIGHT`` by a power of it
-    corrects for draws by priority (Schaul et al. 2016, section 3.4): ``(w_i / max w) ** beta`` has the exponent beta in
-    the loss, where it may change during training.
+    the importance ratios, of which each minibatch's largest is 1 over all ranks. A loss that multiplies ``WEIGHT`` by a
+    power of it corrects for draws by priority (Schaul et al. 2016, section 3.4): ``(w_i / max w) ** beta`` has the
+    exponent beta in the loss, where it may change during training.
 
     Args:
         batch: K * size rows.

@@ -108,11 +108,12 @@ class SlotSource:
         """``return_discount``: that of the field ``discounted_return``; None: slots do not have it."""
         self._envs = LoopVectorEnv(lambda _: make(), seeds=[100 * seed + lane for lane in range(num_lanes)])
         self.env_spec: EnvSpec = self._envs.spec
-        has_returns = return_discount is not None
+        self._returns = None
+        if return_discount is not None:
+            self._returns = DiscountedReturns(discount=return_discount, num_lanes=num_lanes)
         self.layout = rollout_layout(
-            self.env_spec, num_steps=num_steps, num_lanes=num_lanes, discounted_return=has_returns
+            self.env_spec, num_steps=num_steps, num_lanes=num_lanes, discounted_return=self._returns is not None
         )
-        self._returns = DiscountedReturns(discount=return_discount, num_lanes=num_lanes) if has_returns else None
         self.lanes = [Lane() for _ in range(num_lanes)]
         self._producer = ProducerId(index, 1)
         self._rng = np.random.default_rng(seed)
