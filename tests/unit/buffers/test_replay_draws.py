@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
-import torch
 
 from rlsrl.buffers.replay.draws import LARGEST, SCALE, Draws, PrioritizedDraws, UniformDraws
-from rlsrl.buffers.replay.layout import MARK, ReplayLayout
+from rlsrl.buffers.replay.layout import ReplayLayout
 from rlsrl.buffers.replay.segments import Segments
-from rlsrl.testing.replay import Numbered, SlotSource
-
-LEAST_PROBABILITY = 0.001
-"""Of a chi-square statistic at least as large as that which was found, at fixed seeds."""
-
-
-def filled(num_slots: int, *, num_segments: int = 12, longest: int = 9) -> Segments:
-    source = SlotSource(num_steps=5, num_lanes=2, make=partial(Numbered, longest=longest))
-    layout = ReplayLayout.of(source.layout, capacity=num_segments * 5, has_priorities=True)
-    segments = Segments(layout, bytearray(layout.nbytes))
-    for _ in range(num_slots):
-        segments.insert(source.slot())
-    return segments
-
-
-def held_keys(segments: Segments) -> np.ndarray:
-    place, step = np.nonzero(segments.arrays["mask"] & (segments.arrays[MARK] > 0)[:, None])
-    return np.sort((segments.arrays[MARK][place] - 1) * 5 + step)
-
-
-def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Return the probability of counts at least as far from those expected (Pearson's test)."""
-    statistic = torch.tensor((np.square(counts - expected) / expected).sum(), dtype=torch.float64)
-    freedom = torch.tensor(len(counts) - 1.0, dtype=torch.float64)
-    return float(torch.special.gammaincc(freedom / 2, statistic / 2))
+from rlsrl.testing.replay import SlotSource
+from rlsrl.testing.replay_draws import LEAST_PROBABILITY, chi_square, filled, held_keys
 
 
 def p_value(draws: Draws, keys: np.ndarray, share: np.ndarray, num_draws: int = 40_000, seed: int = 0) -> float:

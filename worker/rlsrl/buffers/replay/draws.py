@@ -35,6 +35,10 @@ class Drawn:
 class Draws(Protocol):
     """Draws transitions from segments, of which there is at least one."""
 
+    @property
+    def mass(self) -> int:
+        """The sum of the transitions' weights: a transition of weight w has the probability ``w / mass``."""
+
     def inserted(self, numbers: range) -> None:
         """Know of new segments, in the places of those that they removed."""
 
@@ -56,6 +60,11 @@ class UniformDraws(Draws):
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
+
+    @property
+    @override
+    def mass(self) -> int:
+        return self._segments.num_transitions
 
     @override
     def inserted(self, numbers: range) -> None:
@@ -121,6 +130,11 @@ class PrioritizedDraws(Draws):
         # Between a segment and its priorities there may have been a kill.
         self._priorities[is_held & (self._priorities == 0)] = self._largest
         self._tree.fill(np.where(is_held, self._priorities, 0))
+
+    @property
+    @override
+    def mass(self) -> int:
+        return self._tree.total
 
     @override
     def inserted(self, numbers: range) -> None:
