@@ -26,7 +26,8 @@ from rlsrl.testing.replay import SlotSource, empty_replay_store
 from rlsrl.testing.waiting import DEADLINE_SECONDS
 from rlsrl.workers.experience import TrainingBatch
 from rlsrl.workers.progress import Progress, StopConditions
-from rlsrl.workers.replay_experience import Drawing, ReplayBatch, ReplayExperience
+from rlsrl.workers.replay_experience import ReplayBatch, ReplayExperience
+from rlsrl.workers.replay_store import Drawing, LocalStore
 
 STEPS, LANES = 5, 2
 UPDATES, ROWS = 3, 4
@@ -72,16 +73,16 @@ class Bench:
         )
         self.segments = store.segments
         self.ledger = Counts()
+        drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9, by_priority=by_priority)
+        draws = (
+            PrioritizedDraws(self.segments, exponent=1.0, offset=1e-9) if by_priority else UniformDraws(self.segments)
+        )
+        self.store = LocalStore(store, draws=draws, drawing=drawing, ledger=self.ledger)
         self.granted: list[tuple[int, Version, int]] = []
         self.inserted = 0
         self.episodes: list[EndedEpisodes] = []
         self.experience = ReplayExperience(
-            store=store,
-            draws=(
-                PrioritizedDraws(self.segments, exponent=1.0, offset=1e-9)
-                if by_priority
-                else UniformDraws(self.segments)
-            ),
+            store=self.store,
             limiter=RatioLimiter(
                 Pace(
                     updates_per_env_step=ratio,
@@ -93,7 +94,7 @@ class Bench:
                 updates_per_step=UPDATES,
                 steps_per_lane=STEPS,
             ),
-            drawing=Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9, by_priority=by_priority),
+            drawing=drawing,
             grant=lambda *arguments: self.granted.append(arguments),
             ledger=self.ledger,
             num_ranks=num_ranks,
@@ -204,8 +205,8 @@ def test_a_batch_has_the_rows_of_its_keys(make_bench: Callable[..., Bench]) -> N
         bench.gather()
     batch = bench.train()
     assert batch is not None
-    assert batch.num_transitions == len(batch.keys) == UPDATES * ROWS
-    expected = rows_of(bench.segments, batch.keys, num_steps=2, discount=0.9)
+    assert batch.num_transitions == len(batch.rows.keys) == UPDATES * ROWS
+    expected = rows_of(bench.segments, batch.rows.keys, num_steps=2, discount=0.9)
     assert batch.arrays.keys() == {*expected, IMPORTANCE}
     np.testing.assert_array_equal(batch.arrays[IMPORTANCE], 1.0)
     for name, array in expected.items():
@@ -223,11 +224,11 @@ def test_draws_by_priority_follow_the_errors_of_rows_and_say_how_to_correct_them
     errors[0] = 3.0
     bench.experience.trained(first, replace(result_of(1, (True,) * UPDATES), errors=errors))
     bench.experience.grant(Version(1, 1))
-    known = {int(key): float(error) for key, error in zip(first.keys[:-1], errors[:-1], strict=True)}
+    known = {int(key): float(error) for key, error in zip(first.rows.keys[:-1], errors[:-1], strict=True)}
     place = {int(key): known.get(int(key), 1.0) for key in bench.held()}
     total = sum(place.values())
     second = completed(bench.experience, bench.experience.next_batch(timeout=0))
-    expected = np.array([total / place[int(key)] for key in second.keys]).reshape(UPDATES, ROWS)
+    expected = np.array([total / place[int(key)] for key in second.rows.keys]).reshape(UPDATES, ROWS)
     expected /= expected.max(axis=1, keepdims=True)
     np.testing.assert_allclose(second.arrays[IMPORTANCE], expected.reshape(-1), rtol=1e-4)
     with pytest.raises(ConfigurationError, match="is to draw by priority, and no loss has 'errors'"):
@@ -240,7 +241,7 @@ def test_transitions_of_skipped_minibatches_stay_untrained(make_bench: Callable[
         bench.gather()
     batch = bench.train((False, False, True))
     assert batch is not None
-    assert bench.ledger.terms["trained"] == len(set(batch.keys[:ROWS].tolist()))
+    assert bench.ledger.terms["trained"] == len(set(batch.rows.keys[:ROWS].tolist()))
     assert bench.segments.count_untrained() == bench.inserted - bench.ledger.terms["trained"]
 
 
@@ -317,12 +318,12 @@ def test_draws_depend_on_seed_and_step_alone(make_bench: Callable[..., Bench]) -
             bench.gather()
         batch = bench.experience.next_batch(timeout=0)
         assert isinstance(batch, ReplayBatch)
-        drawn.append(batch.keys)
+        drawn.append(batch.rows.keys)
         bench.step = 1
         bench.experience.grant(Version(1, 1))
         again = bench.experience.next_batch(timeout=0)
         assert isinstance(again, ReplayBatch)
-        assert not np.array_equal(again.keys, batch.keys)
+        assert not np.array_equal(again.rows.keys, batch.rows.keys)
     np.testing.assert_array_equal(*drawn)
 
 
@@ -397,7 +398,7 @@ def test_importance_counts_the_rows_of_all_ranks_whatever_each_has_stored(by_pri
             bench.gather()
         if by_priority:
             errors = np.random.default_rng(rank).uniform(0.1, 9.0, len(bench.held())).astype(np.float32)
-            bench.experience._draws.settle(np.array(bench.held()), errors)
+            bench.store.draws.settle(np.array(bench.held()), errors)
     batches = [bench.experience.next_batch(timeout=0) for bench in ranks]
     found = [completed(ranks[own].experience, batches[own], batches[1 - own]) for own in range(2)]
     held = [len(bench.held()) for bench in ranks]
@@ -406,8 +407,8 @@ def test_importance_counts_the_rows_of_all_ranks_whatever_each_has_stored(by_pri
         part = slice(update * ROWS, (update + 1) * ROWS)
         ratios = []
         for number, bench, batch in zip(held, ranks, found, strict=True):
-            draws: Any = bench.experience._draws
-            for key in batch.keys[part].tolist():
+            draws: Any = bench.store.draws
+            for key in batch.rows.keys[part].tolist():
                 share = 1 / number
                 if by_priority:
                     place = key % bench.segments.layout.num_places
@@ -427,13 +428,15 @@ def test_a_batch_that_no_rank_trained_on_comes_again_with_the_same_rows(make_ben
         bench.gather()
     first = bench.experience.next_batch(timeout=0)
     assert isinstance(first, ReplayBatch)
-    without_rows = replace(first, share=first.share[:0])
+    without_rows = TrainingBatch(
+        arrays={}, num_transitions=0, oldest_version=first.oldest_version, env_steps=0, episodes=first.episodes
+    )
     of_ranks = [bench.experience.shared(batch) for batch in (first, without_rows)]
     assert bench.experience.completed(first, of_ranks) is None
     bench.experience.passed(first)
     again = bench.experience.next_batch(timeout=0)
     assert isinstance(again, ReplayBatch)
-    np.testing.assert_array_equal(again.keys, first.keys)
+    np.testing.assert_array_equal(again.rows.keys, first.rows.keys)
     assert (first.env_steps, again.env_steps, again.episodes.returns) == (bench.inserted, 0, [])
     assert bench.experience.state_dict()["stored"] == bench.inserted
     assert bench.experience.state_dict()["updates"] == 0

@@ -23,7 +23,8 @@ from rlsrl.policies.networks import MlpActionValues
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.q_learning import QLearning
 from rlsrl.testing.replay import SlotSource, empty_replay_store
-from rlsrl.workers.replay_experience import Drawing, ReplayExperience
+from rlsrl.workers.replay_experience import ReplayExperience
+from rlsrl.workers.replay_store import Drawing, LocalStore
 
 NUM_STATES, DISCOUNT = 5, 0.9
 STEPS, LANES = 8, 4
@@ -88,14 +89,14 @@ def test_it_finds_the_exact_values_where_most_episodes_are_cut(tmp_path: Path) -
             return {}
 
     granted: list[int] = []
+    drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=1, discount=DISCOUNT)
     experience = ReplayExperience(
-        store=store,
-        draws=UniformDraws(segments),
+        store=LocalStore(store, draws=UniformDraws(segments), drawing=drawing, ledger=Ledger()),
         limiter=RatioLimiter(
             Pace(updates_per_env_step=0.5, bound=100.0, most_lanes=LANES), start=100, updates_per_step=UPDATES,
             steps_per_lane=STEPS,
         ),
-        drawing=Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=1, discount=DISCOUNT),
+        drawing=drawing,
         grant=lambda lanes, version, room: granted.append(lanes),
         ledger=Ledger(),
     )  # fmt: skip

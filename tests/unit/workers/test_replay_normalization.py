@@ -28,7 +28,8 @@ from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.q_learning import QLearning
 from rlsrl.testing.replay import SlotSource, empty_replay_store
 from rlsrl.workers.experience import TrainingBatch
-from rlsrl.workers.replay_experience import Drawing, ReplayBatch, ReplayExperience
+from rlsrl.workers.replay_experience import ReplayBatch, ReplayExperience
+from rlsrl.workers.replay_store import Drawing, LocalStore
 
 STEPS, LANES = 5, 2
 UPDATES, ROWS, N_STEP, DISCOUNT, CLIP = 3, 4, 3, 0.9, 0.05
@@ -64,11 +65,13 @@ class Rank:
         self.segments = store.segments
         normalizer = ReplayNormalizer(normalizable(self.source.env_spec), rewards=True, reward_clip=CLIP)
         pace = Pace(updates_per_env_step=1.0, bound=1000.0, most_lanes=LANES)
+        drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=N_STEP, discount=DISCOUNT)
         self.experience = ReplayExperience(
-            store=store,
-            draws=UniformDraws(self.segments),
+            store=LocalStore(
+                store, draws=UniformDraws(self.segments), drawing=drawing, ledger=Ledger(), rewards=normalizer.rewards
+            ),
             limiter=RatioLimiter(pace, start=start, updates_per_step=UPDATES, steps_per_lane=STEPS),
-            drawing=Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=N_STEP, discount=DISCOUNT),
+            drawing=drawing,
             grant=lambda *_: None,
             ledger=Ledger(),
             normalizer=normalizer,

@@ -43,7 +43,8 @@ from rlsrl.workers.build.replay import drawing_of, open_store, replay_experience
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.gang import Gang
 from rlsrl.workers.progress import Progress, StopConditions
-from rlsrl.workers.replay_experience import Drawing, ReplayExperience
+from rlsrl.workers.replay_experience import ReplayExperience
+from rlsrl.workers.replay_store import Drawing, LocalStore
 from rlsrl.workers.training import (
     Cadence,
     Learning,
@@ -163,11 +164,13 @@ class Rank:
         ledger = TrainerLedger(resources.enter_context(context.open_ledger_page()))
         ledger.resume(None)
         self.ledger = ledger
+        drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9, seed=rank)
         self.experience = ReplayExperience(
-            store=store,
-            draws=UniformDraws(self.segments),
+            store=LocalStore(
+                store, draws=UniformDraws(self.segments), drawing=drawing, ledger=ledger, rewards=normalizer.rewards
+            ),
             limiter=RatioLimiter(pace, start=START // RANKS, updates_per_step=UPDATES, steps_per_lane=STEPS),
-            drawing=Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9, seed=rank),
+            drawing=drawing,
             grant=self._grant,
             ledger=ledger,
             num_ranks=RANKS,
@@ -379,7 +382,7 @@ def test_each_rank_has_a_part_of_the_store_and_draws_of_its_own(tmp_path: Path) 
     assert drawings[0].seed == drawing_of(config_of(tmp_path, 1), config.replay).seed
     for rank in range(2):
         experience = resumed(tmp_path, 2, rank, None, former=None)
-        assert experience._segments.layout.num_places == 64, "61 of 121, in segments of 4"
+        assert experience._store.segments.layout.num_places == 64, "61 of 121, in segments of 4"
         assert experience._limiter._start == 13
         assert (tmp_path / "replay" / f"trainer-{rank}.store").exists()
 

@@ -34,7 +34,8 @@ from rlsrl.testing.contexts import make_context
 from rlsrl.testing.replay import SlotSource
 from rlsrl.workers.build import trainer as build
 from rlsrl.workers.build.replay import pace_of, replay_experience
-from rlsrl.workers.replay_experience import ReplayBatch, ReplayExperience
+from rlsrl.workers.replay_experience import ReplayBatch
+from rlsrl.workers.replay_store import LocalStore
 
 STEPS, LANES = 4, 3
 IN_A_SLOT = STEPS * LANES
@@ -59,7 +60,7 @@ WRITES: tuple[tuple[type, str], ...] = (
     (Segments, "_write"),
     (PrioritizedDraws, "_refresh"),
     (Segments, "forget_training_after"),
-    (ReplayExperience, "_note_trained"),
+    (LocalStore, "_note_trained"),
 )
 """Each changes what outlives the trainer."""
 

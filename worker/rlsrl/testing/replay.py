@@ -19,7 +19,7 @@ from rlsrl.data.slots import ProducerId, Slot, rollout_layout
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.envs.vector import LoopVectorEnv
-from rlsrl.workers.replay_experience import ReplayStore
+from rlsrl.workers.replay_store import OpenedStore
 
 
 class Numbered(gymnasium.Env[Any, Any]):
@@ -86,10 +86,10 @@ class Lane:
         }
 
 
-def empty_replay_store(folder: Path, layout: ReplayLayout) -> ReplayStore:
+def empty_replay_store(folder: Path, layout: ReplayLayout) -> OpenedStore:
     """Return an empty store with a file in that folder."""
     file = StoreFile.open(folder / f"trainer-0{SUFFIX}", layout, former=None, owner=0)
-    return ReplayStore(segments=Segments(layout, file.content), file=file, outlives=True, step=0, env_steps=0)
+    return OpenedStore(segments=Segments(layout, file.content), file=file, outlives=True, step=0, env_steps=0)
 
 
 class SlotSource:

@@ -43,7 +43,8 @@ def importance_of(share: NDArray[np.float64], of_ranks: Sequence[Sequence[float]
     return ratios.reshape(-1).astype(np.float32)
 
 
-def _as_stored(reward: NDArray[np.float32]) -> NDArray[np.float32]:
+def as_stored(reward: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return rewards as they are."""
     return reward
 
 
@@ -53,7 +54,7 @@ def rows_of(
     *,
     num_steps: int,
     discount: float,
-    rewards: Callable[[NDArray[np.float32]], NDArray[np.float32]] = _as_stored,
+    rewards: Callable[[NDArray[np.float32]], NDArray[np.float32]] = as_stored,
 ) -> Arrays:
     """Return the transitions with these keys, [N]: ``number * T + step`` for a step of a segment that is held.
 

@@ -30,12 +30,13 @@ from rlsrl.workers.build.common import derived_seed, limiter_states
 from rlsrl.workers.build.replay_stores import ReplayStores, capacity_field, replay_layout, share_of, store_path
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.experience import TrainingLedger
-from rlsrl.workers.replay_experience import Drawing, ReplayExperience, ReplayStore
+from rlsrl.workers.replay_experience import ReplayExperience, moments_of_uncounted
+from rlsrl.workers.replay_store import Drawing, LocalStore, OpenedStore
 
 
 def open_store(
     config: TrainerConfig, context: WorkerContext, state: TrainerState | None, slot: SlotLayout, *, former: int | None
-) -> ReplayStore | None:
+) -> OpenedStore | None:
     """Open a rank's store, before ``TrainerLedger.resume``; None if nothing is replayed.
 
     ``former``: the incarnation whose store may be used, see ``TrainerLedger.former_life``.
@@ -65,7 +66,7 @@ def open_store(
         )
         raise ConfigurationError(_why_not_opened(error, path, stores.part(config.num_trainers))) from error
     env_steps = 0 if state is None else int((counts or _counts_without_debt(state, config.num_trainers))["stored"])
-    store = ReplayStore(
+    store = OpenedStore(
         segments=Segments(layout, file.content, env_steps=env_steps),
         file=file,
         outlives=replay.outlives,
@@ -142,7 +143,7 @@ def replay_experience(
     config: TrainerConfig,
     replay: ReplayConfig,
     state: TrainerState | None,
-    store: ReplayStore,
+    opened: OpenedStore,
     consumer: SampleConsumer,
     ledger: TrainingLedger,
     *,
@@ -153,7 +154,7 @@ def replay_experience(
 
     ``normalizer``: the learner's, see ``ReplayExperience``.
     """
-    settings, segments = config.algorithm.chosen.draws_from, store.segments
+    settings, segments = config.algorithm.chosen.draws_from, opened.segments
     assert settings is not None, "the algorithm replays"
     settings = share_of(settings, config.num_trainers)
     limiter = RatioLimiter(
@@ -167,13 +168,16 @@ def replay_experience(
         counts = _counts_of(state, rank) or _counts_without_debt(state, config.num_trainers)
         limiter.load_state_dict(counts, stored=segments.env_steps, held=segments.num_transitions)
         draws.load_state_dict(counts.get("draws", {}))
+    drawing = drawing_of(config, replay, rank=rank)
+    normalizer = normalizer or ReplayNormalizer()
     return ReplayExperience(
-        store=store,
-        draws=draws,
+        store=LocalStore(opened, draws=draws, drawing=drawing, ledger=ledger, rewards=normalizer.rewards),
         limiter=limiter,
-        drawing=drawing_of(config, replay, rank=rank),
+        drawing=drawing,
         grant=consumer.grant,
         ledger=ledger,
+        counted=opened.env_steps,
+        uncounted=moments_of_uncounted(opened, normalizer),
         num_ranks=config.num_trainers,
         normalizer=normalizer,
     )

@@ -46,7 +46,7 @@ from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.experience import Experience, OnPolicyExperience
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
-from rlsrl.workers.replay_experience import ReplayStore
+from rlsrl.workers.replay_store import OpenedStore
 from rlsrl.workers.status import STORED_ON_REQUEST
 from rlsrl.workers.training import (
     Cadence,
@@ -180,7 +180,7 @@ def _resumed_ledger(
     state: TrainerState | None,
     layout: SlotLayout,
     resources: ExitStack,
-) -> tuple[TrainerLedger, ReplayStore | None]:
+) -> tuple[TrainerLedger, OpenedStore | None]:
     """Return the rank's ledger, and the store of an algorithm that replays with what the ledger counts as held."""
     ledgers = [] if state is None else state.values["ledgers"]
     page = context.open_ledger_page()
@@ -397,7 +397,7 @@ def _settings(config: TrainerConfig) -> TrainingSettings:
 def _experience(
     config: TrainerConfig,
     state: TrainerState | None,
-    store: ReplayStore | None,
+    store: OpenedStore | None,
     layout: SlotLayout,
     consumer: SampleConsumer,
     ledger: TrainerLedger,
