@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from rlsrl.data.slots import ProducerId, Slot, rollout_layout
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.envs.vector import LoopVectorEnv
+from rlsrl.streams.grpc_replay.messages import FROM_RANK, FROM_SHARD, ReplayCodec, ReplayMessage
+from rlsrl.workers.replay_shard import ReplayShard
 from rlsrl.workers.replay_store import OpenedStore
 
 
@@ -145,3 +147,63 @@ class SlotSource:
         kept.steps += [
             {name: arrays[name][step, lane].copy() for name in names} for step in range(self.layout.num_steps)
         ]
+
+
+class LinkedShards:
+    """The connections of shards in this process. Every message is encoded and decoded; nothing is sent of itself.
+
+    A shard that is not connected hears nothing. ``cut`` breaks a connection with all that is on its way.
+    """
+
+    show_life_seconds = 1.0
+
+    def __init__(self, codec: ReplayCodec) -> None:
+        self.requests: list[ReplayMessage] = []
+        """All that the rank has sent, whether or not it arrived."""
+        self.is_held = False
+        """Whether what the rank sends waits for ``deliver``."""
+        self._codec = codec
+        self._connected: dict[int, ReplayShard] = {}
+        self._on_the_way: list[tuple[int, ReplayMessage]] = []
+        self._inbox: list[tuple[int, ReplayMessage | None]] = []
+
+    def connect(self, index: int, shard: ReplayShard) -> None:
+        """Connect a shard."""
+        self._connected[index] = shard
+        self._report(index, shard.hello())
+
+    def cut(self, index: int) -> None:
+        """Break a shard's connection: what it was sent, and what it has sent, does not arrive."""
+        del self._connected[index]
+        self._on_the_way = [each for each in self._on_the_way if each[0] != index]
+        self._inbox = [each for each in self._inbox if each[0] != index]
+        self._inbox.append((index, None))
+
+    def post(self, index: int, slot: Slot) -> None:
+        """Have a shard store a slot, and report it if the shard is connected."""
+        for message in self._connected[index].insert([slot]):
+            self._report(index, message)
+
+    def deliver(self) -> None:
+        """Have the shards receive and answer what is on its way."""
+        sent, self._on_the_way = self._on_the_way, []
+        for index, message in sent:
+            decoded = self._codec.decode(self._codec.encode(message), FROM_RANK)
+            for answer in self._connected[index].answers(decoded):
+                self._report(index, answer)
+
+    def take(self) -> Sequence[tuple[int, ReplayMessage | None]]:
+        """See ``Shards.take``."""
+        taken, self._inbox = self._inbox, []
+        return taken
+
+    def send(self, shard: int, message: ReplayMessage) -> None:
+        """See ``Shards.send``."""
+        self.requests.append(message)
+        if shard in self._connected:
+            self._on_the_way.append((shard, message))
+            if not self.is_held:
+                self.deliver()
+
+    def _report(self, index: int, message: ReplayMessage) -> None:
+        self._inbox.append((index, self._codec.decode(self._codec.encode(message), FROM_SHARD)))

@@ -127,9 +127,9 @@ class ReplayExperience(Experience):
         if self._limiter.takes_turns:
             self._receive_in_turn(slots)
             return
-        for slot in slots:  # one at a time: the training thread may wait for the lock
+        for part in [[slot] for slot in slots] or [[]]:  # one at a time: the training thread may wait for the lock
             with self._changed:
-                self._store_slots([slot])
+                self._store_slots(part)
 
     def _receive_in_turn(self, slots: Sequence[Slot]) -> None:
         """Keep copies until all lanes of the turn are there, and store them at once, in the order of their credits."""
@@ -146,10 +146,12 @@ class ReplayExperience(Experience):
 
     def _store_slots(self, slots: Sequence[Slot]) -> None:
         self._moments += [self._normalizer.moments_of(self._normalizer.samples_of(slot.arrays)) for slot in slots]
-        for arrival in self._store.receive(slots):
-            self._limiter.stored(arrival.env_steps, lanes=arrival.lanes)
-            self._arrived.append((arrival.env_steps, arrival.episodes))
-            self._note_age(arrival.oldest_version)
+        for arrival in self._store.insert(slots):
+            self._limiter.stored(arrival.env_steps, lanes=arrival.lanes, fresh=arrival.fresh)
+            if arrival.env_steps or arrival.episodes.returns:
+                self._arrived.append((arrival.env_steps, arrival.episodes))
+            if arrival.oldest_version is not None:
+                self._note_age(arrival.oldest_version)
         self._changed.notify_all()
 
     def _note_age(self, oldest: Version) -> None:
@@ -163,9 +165,9 @@ class ReplayExperience(Experience):
             self._version = version
             lanes = 0 if self._waits_for_the_end else self._limiter.take()
             room, is_complete = self._limiter.room, self._limiter.is_complete
-        if lanes or room != self._room:
-            self._room = room
-            self._grant(lanes, version, room)
+            if lanes or room != self._room:
+                self._room = room
+                self._grant(lanes, version, room)
         return is_complete
 
     @property
@@ -181,13 +183,11 @@ class ReplayExperience(Experience):
     def next_batch(self, timeout: float) -> TrainingBatch | None:
         """As ``Experience.next_batch``, but slots that arrive while training must wait come as a batch without rows."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._arrived or self._limiter.may_train, timeout)
-            if self._closed or not (self._limiter.may_train or self._arrived):
+            self._changed.wait_for(lambda: self._closed or self._arrived or self._has_rows, timeout)
+            if self._closed or not (self._has_rows or self._arrived):
                 return None
             assert self._version is not None, "granted before"
-            # Statistics without a sample would leave the first rows as they are: what has arrived is learned first.
-            may_draw = self._limiter.may_train and not (self._arrived and self._normalizer.is_empty)
-            rows = self._store.draw(self._version.step) if may_draw else None
+            rows = self._store.draw(self._version.step) if self._has_rows else None
             arrived, self._arrived = self._arrived, []
             moments, self._moments = self._moments, []
             oldest, self._oldest_arrived = self._oldest_arrived or self._version, None
@@ -202,6 +202,17 @@ class ReplayExperience(Experience):
             moments=self._normalizer.joined(moments) if self._normalizer.fields else None,
         )
         return batch if rows is None else ReplayBatch.of(batch, rows)
+
+    @property
+    def _has_rows(self) -> bool:
+        """Whether a training step is due and its rows are there."""
+        if not self._limiter.may_train:
+            return False
+        # Statistics without a sample would leave the first rows as they are: what has arrived is learned first.
+        if self._arrived and self._normalizer.is_empty:
+            return False
+        assert self._version is not None, "granted before"
+        return self._store.is_ready(self._version.step)
 
     @override
     def shared(self, batch: TrainingBatch) -> Mapping[str, Any]:

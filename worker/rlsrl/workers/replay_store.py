@@ -6,7 +6,7 @@ Shards in buffer workers are another implementation: ``rlsrl.workers.sharded_sto
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,16 +50,18 @@ class Drawing:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrival:
-    """What a slot brought into the store."""
+    """What a slot brought into the store, or what a shard brings or takes that comes or goes."""
 
     env_steps: int
-    """Transitions that were stored."""
+    """Transitions that were stored and that no arrival before has counted."""
     lanes: int
-    """Lanes of the slot."""
-    episodes: EndedEpisodes
-    """Those that ended in it."""
-    oldest_version: Version
-    """Version of the oldest action."""
+    """Granted lanes that are not outstanding any more. Below 0: so many more are."""
+    fresh: int
+    """Transitions that can be drawn from now on."""
+    episodes: EndedEpisodes = field(default_factory=EndedEpisodes)
+    """Those that ended in the slot."""
+    oldest_version: Version | None = None
+    """Version of the oldest action in the slot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +103,14 @@ class ReplayStore(Protocol):
     def num_transitions(self) -> int:
         """Transitions that can be drawn."""
 
-    def receive(self, slots: Sequence[Slot]) -> Sequence[Arrival]:
-        """Store the slots. Return what has arrived since the last call."""
+    def insert(self, slots: Sequence[Slot]) -> Sequence[Arrival]:
+        """Store the slots, and return what has arrived since the last call."""
+
+    def is_ready(self, step: int) -> bool:
+        """Return whether the rows for the training step after ``step`` are there. If not, a later ``insert`` knows."""
 
     def draw(self, step: int) -> DrawnRows:
-        """Return rows for the training step after ``step``. A further call for that step changes nothing."""
+        """Return the rows for the training step after ``step``, which are ready. A further call changes nothing."""
 
     def settle(self, settlement: Settlement) -> int:
         """Learn what became of drawn rows. Return how many transitions were trained for the first time."""
@@ -186,7 +191,7 @@ class LocalStore(ReplayStore):
         return self.segments.num_transitions
 
     @override
-    def receive(self, slots: Sequence[Slot]) -> Sequence[Arrival]:
+    def insert(self, slots: Sequence[Slot]) -> Sequence[Arrival]:
         return [self._insert(slot) for slot in slots]
 
     def _insert(self, slot: Slot) -> Arrival:
@@ -196,9 +201,14 @@ class LocalStore(ReplayStore):
         return Arrival(
             env_steps=inserted.num_transitions,
             lanes=slot.num_lanes,
+            fresh=inserted.num_transitions,
             episodes=EndedEpisodes.of(slot.arrays),
             oldest_version=slot.oldest_version,
         )
+
+    @override
+    def is_ready(self, step: int) -> bool:
+        return True
 
     @override
     def draw(self, step: int) -> DrawnRows:

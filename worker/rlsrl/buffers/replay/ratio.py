@@ -148,10 +148,13 @@ class RatioLimiter:
         until_due = piece.env_steps + max(0, math.ceil(due / piece.ratio))
         return max(until_due, self._stored + self._least_fresh - self._fresh)
 
-    def stored(self, env_steps: int, *, lanes: int) -> None:
-        """Count the env steps of a slot that arrived with so many lanes."""
+    def stored(self, env_steps: int, *, lanes: int, fresh: int | None = None) -> None:
+        """Count the env steps of a slot that arrived with so many lanes.
+
+        ``fresh``: by how many the present store has grown; None: by the env steps.
+        """
         self._stored += env_steps
-        self._fresh += env_steps
+        self._fresh += env_steps if fresh is None else fresh
         self._outstanding -= lanes
 
     def trained(self) -> None:

@@ -171,6 +171,13 @@ class TrainerLedger(ConsumerAccount):
             lambda record: replace(resumed_record(record, saved, incarnation=incarnation, held=held), keeps=keeps)
         )
 
+    def roll_back(self, *, held: int, gone: int) -> None:
+        """Record that transitions were trained after the checkpoint from which their trainers resume.
+
+        ``held`` of them are in the store, untrained again; ``gone`` were evicted, and are lost.
+        """
+        self._page.update(trained=-held - gone, in_buffer=held, **{"lost.rolled_back": gone})
+
     @override
     def end(self) -> None:
         super().end()
