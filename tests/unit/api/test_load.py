@@ -21,6 +21,7 @@ spec:
   stop:
     returnMean: 475
 """
+REPLAY = ("algorithm={dqn: {}}", "pacing.trainStepsPerEnvStep=1")
 
 
 def problems(text: str, *overrides: str) -> list[str]:
@@ -221,6 +222,36 @@ def test_whole_numbers_are_integers_however_written(written: str, read: int) -> 
             "spec.bufferWorkers.replicas",
             "3 buffer workers cannot serve equal parts of 4 actors",
             "a divisor of 4, for example 2 or 4",
+        ),
+        (
+            [
+                "algorithm={dqn: {}}",
+                "pacing.trainStepsPerEnvStep=1",
+                "actors.replicas=4",
+                "trainers.replicas=4",
+                "bufferWorkers.replicas=2",
+            ],
+            "spec.bufferWorkers.replicas",
+            "2 buffer workers, which keep the transitions of an algorithm that replays, cannot be shared evenly by 4",
+            "a multiple of 4",
+        ),
+        (
+            [*REPLAY, "policy.normalizeObservations=true", "bufferWorkers={}"],
+            "spec.policy.normalizeObservations",
+            "true does not go with an algorithm that replays and bufferWorkers yet",
+            "false",
+        ),
+        (
+            [*REPLAY, "algorithm.dqn.normalizeRewards=true", "bufferWorkers={}"],
+            "spec.algorithm.dqn.normalizeRewards",
+            "true does not go with an algorithm that replays and bufferWorkers yet",
+            "false",
+        ),
+        (
+            [*REPLAY, "pacing.maxPolicyLag=0", "bufferWorkers={}"],
+            "spec.pacing.maxPolicyLag",
+            "0 does not go with an algorithm that replays and bufferWorkers yet",
+            "above 0",
         ),
         (
             ["actors.replicas=3", "bufferWorkers={}"],

@@ -236,6 +236,25 @@ def test_buffer_workers_stand_between_actors_and_trainers(transport: str) -> Non
     assert buffer.has_discounted_return == (experiment.actor.return_discount is not None)
 
 
+@pytest.mark.parametrize("transport", ["auto", "grpc"])
+def test_buffer_workers_keep_the_transitions_of_an_algorithm_that_replays(transport: str) -> None:
+    roles = ("bufferWorkers.replicas=4", "actors.replicas=4", "trainers.replicas=2")
+    experiment = resolved(*REPLAY, *roles, f"transport={transport}")
+    buffer, trainer = config_of(experiment, BufferConfig), experiment.trainer
+    assert buffer.replay is not None
+    assert trainer.replay is not None
+    assert trainer.replay.in_buffers
+    assert buffer.replay.algorithm == trainer.algorithm
+    assert (buffer.replay.folder, buffer.replay.outlives) == (trainer.replay.folder, trainer.replay.outlives)
+    assert [buffer.trainer_of(index) for index in range(4)] == 2 * [*trainer.samples_endpoints]
+    assert all("unix-abstract:" in each for each in trainer.samples_endpoints), "shards speak gRPC"
+    assert [[*experiment.actor.consumers_of(index)] for index in range(4)] == [[0], [1], [2], [3]]
+    alone = resolved(*REPLAY)
+    assert alone.trainer.replay is not None
+    assert not alone.trainer.replay.in_buffers
+    assert config_of(resolved(*roles), BufferConfig).replay is None
+
+
 def test_a_buffer_worker_of_many_actors_asks_for_at_most_the_slots_of_a_stream() -> None:
     experiment = resolved(
         "bufferWorkers={}", "actors={replicas: 100, environmentsPerActor: 1}", "trainers.batchEnvironments=8"

@@ -105,9 +105,9 @@ class Rank:
     def samples(self, name: str, num_slots: int | None = None) -> np.ndarray:
         return np.concatenate([each[name] for each in self.gathered[:num_slots]])
 
-    def draw(self) -> ReplayBatch:
+    def draw(self) -> TrainingBatch:
         batch = self.experience.next_batch(timeout=0)
-        assert isinstance(batch, ReplayBatch)
+        assert batch is not None
         return batch
 
     def train(self, batch: TrainingBatch) -> None:
@@ -136,9 +136,10 @@ def test_rows_have_the_statistics_of_all_that_arrived_with_what_has_gone(tmp_pat
     for num_slots in (6, 1, 3, 6):
         rank.gather(num_slots)  # six do not fit into the store: two of them are gone before anything learns
         batch = rank.draw()
+        assert isinstance(batch, ReplayBatch)
         assert batch.num_transitions == UPDATES * ROWS
         deviation = rank.samples("return", known).std()
-        plain = raw_rows(rank, batch.keys, lambda raw, scale=deviation: np.clip(raw / scale, -CLIP, CLIP))
+        plain = raw_rows(rank, batch.rows.keys, lambda raw, scale=deviation: np.clip(raw / scale, -CLIP, CLIP))
         rank.train(batch)
         known += num_slots
         seen, observed = rank.algorithm.seen, rank.samples("observation")

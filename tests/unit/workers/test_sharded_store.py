@@ -226,15 +226,16 @@ def test_a_shard_that_connects_again_at_once_gives_its_rows(make_nodes: Callable
 def test_what_a_broken_connection_lost_is_counted_once(make_nodes: Callable[..., list[Node]]) -> None:
     nodes = make_nodes()
     rank = Rank(*nodes, drawing=drawing_of())
-    rank.store.grant(4 * LANES, Version(1, 0), 0)
-    assert [sum(node.grants) for node in nodes] == [2 * LANES, 2 * LANES]
+    rank.store.grant(6 * LANES, Version(1, 0), 0)
+    assert [sum(node.grants) for node in nodes] == [3 * LANES, 3 * LANES]
     rank.post(nodes[0])
     rank.link.post(0, nodes[0].slot())  # and the rank does not hear of it
     rank.link.cut(0)
     rank.insert()
-    assert rank.arrived["lanes"] == 2 * LANES, "those of the lost connection come back, too"
+    assert rank.arrived["lanes"] == 3 * LANES, "those of the lost connection come back, too"
     rank.link.connect(0, nodes[0].shard)
     rank.insert()
+    assert rank.arrived["lanes"] == 2 * LANES, "but the actor has one slot still"
     assert rank.arrived["env_steps"] == rank.arrived["fresh"] == nodes[0].produced == rank.store.env_steps
     assert rank.arrived["lanes"] == 2 * LANES
     for _ in range(2):
@@ -270,6 +271,21 @@ def test_a_settlement_that_was_lost_is_sent_again_and_counts_once(make_nodes: Ca
     assert [node.counters["trained"] for node in nodes] == after
     for node in nodes:
         node.check()
+
+
+def test_draws_depend_on_seed_step_trial_and_shard(make_nodes: Callable[..., list[Node]]) -> None:
+    nodes = make_nodes()
+    slot = nodes[0].slot()
+    for node in nodes:
+        node.shard.insert([slot])
+
+    def keys(node: Node, **changed: int) -> list[int]:
+        request = DrawRequest(**{"step": 1, "trial": 0, "num_rows": 40, "seed": 5, **changed})
+        return [int(key) for rows in node.shard.answers(request) for key in rows.arrays["key"]]  # type: ignore[attr-defined]
+
+    assert keys(nodes[0]) == keys(nodes[0])
+    others = [keys(nodes[1]), *(keys(nodes[0], **{name: 9}) for name in ("step", "trial", "seed"))]
+    assert all(other != keys(nodes[0]) for other in others)
 
 
 def test_rows_whose_update_was_skipped_stay_untrained_and_learn_no_error(

@@ -191,6 +191,8 @@ class ReplayConfig(Model):
     """The folder where each rank keeps ``trainer-<rank>.store``."""
     outlives: bool
     """Whether the folder outlives the trainer's machine or pod, and not only its process."""
+    in_buffers: bool = False
+    """Whether buffer workers keep the transitions, and ranks have no store of their own."""
     updates_per_env_step: Annotated[float, Field(gt=0), LIVE]
     """Minibatches for each transition that a rank's actors gather."""
     most_updates_behind: Annotated[PositiveInteger, LIVE]
@@ -355,6 +357,17 @@ class ActorConfig(RoleConfig):
         return {home: endpoints[home]}
 
 
+class ShardConfig(Model):
+    """What buffer workers keep for an algorithm that replays."""
+
+    folder: str
+    """The folder where each buffer worker keeps ``buffer-<index>.store``."""
+    outlives: bool
+    """Whether the folder outlives the buffer worker's machine or pod, and not only its process."""
+    algorithm: AlgorithmSpec
+    """The training algorithm, whose rows are drawn."""
+
+
 class BufferConfig(RoleConfig):
     """The buffer workers' config."""
 
@@ -378,11 +391,17 @@ class BufferConfig(RoleConfig):
     """Where trainers take samples, by rank."""
     peer_timeout_seconds: Seconds
     """Seconds of silence after which an actor with credits is disconnected. Its credits go to other actors."""
+    replay: ShardConfig | None = None
+    """What they keep; None: they pass all samples on."""
 
     @property
     @override
     def connects_to(self) -> tuple[str, ...]:
         return self.samples_endpoints
+
+    def trainer_of(self, index: int) -> str:
+        """Return the endpoint of the rank for which the buffer worker with that index keeps transitions."""
+        return self.samples_endpoints[index % len(self.samples_endpoints)]
 
 
 class PolicyWorkerConfig(RoleConfig):

@@ -18,6 +18,7 @@ from rlsrl.api.resolved import (
     EvaluatorConfig,
     PolicyWorkerConfig,
     ReplayConfig,
+    ShardConfig,
     TrainerConfig,
 )
 from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, POLICY, TRAINER
@@ -75,10 +76,15 @@ class ResolutionContext:
         """The shared memory that weights travel through; None: they travel over gRPC, through the coordinator."""
         return None if self.spec.transport == "grpc" else self.placement.parameters_endpoint
 
+    @property
+    def has_shards(self) -> bool:
+        """Whether buffer workers keep the transitions of an algorithm that replays."""
+        return self.num_workers[BUFFER] > 0 and self.spec.algorithm.chosen.draws_from is not None
+
     @cached_property
     def samples_endpoints(self) -> tuple[str, ...]:
-        """Where each trainer rank takes samples."""
-        return self._endpoints(TRAINER, shared=self.parameters_endpoint is not None)
+        """Where each trainer rank takes samples. Shards of a replay store speak gRPC on one machine, too."""
+        return self._endpoints(TRAINER, shared=self.parameters_endpoint is not None and not self.has_shards)
 
     @cached_property
     def buffer_endpoints(self) -> tuple[str, ...]:
@@ -152,7 +158,7 @@ def trainer_config(context: ResolutionContext) -> TrainerConfig:
         rollout_length=spec.actors.rollout_length,
         batch_lanes=spec.batch_environments if spec.algorithm.chosen.draws_from is None else spec.trainers.replicas,
         max_policy_lag=spec.pacing.max_policy_lag,
-        replay=_replay(spec, placement),
+        replay=_replay(context),
         compile=_compile_mode(spec),
         device=spec.trainers.device,
         num_producers=context.producers_per_trainer,
@@ -168,12 +174,14 @@ def trainer_config(context: ResolutionContext) -> TrainerConfig:
     )
 
 
-def _replay(spec: ExperimentSpec, placement: Placement) -> ReplayConfig | None:
+def _replay(context: ResolutionContext) -> ReplayConfig | None:
+    spec, placement = context.spec, context.placement
     if spec.pacing.train_steps_per_env_step is None:
         return None
     return ReplayConfig(
         folder=placement.replay_folder,
         outlives=placement.shares_disk,
+        in_buffers=context.has_shards,
         updates_per_env_step=spec.updates_per_env_step,
         most_updates_behind=spec.train_steps_behind,
         updates_per_step=spec.updates_per_train_step,
@@ -230,10 +238,11 @@ def policy_worker_config(context: ResolutionContext) -> PolicyWorkerConfig:
 
 def buffer_config(context: ResolutionContext) -> BufferConfig:
     """Return the buffer workers' config."""
-    spec = context.spec
+    spec, placement = context.spec, context.placement
+    shard = ShardConfig(folder=placement.replay_folder, outlives=placement.shares_disk, algorithm=spec.algorithm)
     return BufferConfig(
         **context.common,
-        serves_at=context.placement.streams_serve_at,
+        serves_at=placement.streams_serve_at,
         environment=context.environment,
         rollout_length=spec.actors.rollout_length,
         lanes_per_slot=max(spec.actors.rollout_environments),
@@ -243,6 +252,7 @@ def buffer_config(context: ResolutionContext) -> BufferConfig:
         buffer_endpoints=context.buffer_endpoints,
         samples_endpoints=context.samples_endpoints,
         peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
+        replay=shard if context.has_shards else None,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlsrl.api.placement import local_placement
-from rlsrl.api.role_names import TRAINER
+from rlsrl.api.role_names import BUFFER, TRAINER
 from rlsrl.api.spec import ExperimentSpec
 from rlsrl.local.child import call_in_child
 from rlsrl.local.memory import available_memory
@@ -110,7 +110,10 @@ def require_room_for_stores(spec: ExperimentSpec, run_folder: Path, *, modules: 
         OSError: the disk's or the kernel's figures cannot be read.
     """
     folder = stores_folder(run_folder)
-    if all(_taken(store_path(folder, TRAINER, rank)) for rank in range(spec.trainers.replicas)):
+    role, number = TRAINER, spec.trainers.replicas
+    if spec.buffer_workers is not None:
+        role, number = BUFFER, spec.buffer_workers.replicas
+    if all(_taken(store_path(folder, role, index)) for index in range(number)):
         return []
     try:
         stores = find_stores(spec, modules=modules)

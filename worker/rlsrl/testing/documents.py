@@ -498,7 +498,22 @@ def refused_documents() -> list[JsonDocument]:
         for case in CASES
         if (model := MODELS.get(case.path)) is not None and (model.exactly_one or model.at_least_one)
     ]
-    return [*unions, *entries]
+    return [*unions, *entries, *_refused_shards()]
+
+
+def _refused_shards() -> Iterator[JsonDocument]:
+    """Yield documents whose buffer workers cannot keep the transitions of their algorithm."""
+    for name, path in STORES.items():
+        for wrong in ("pacing", "policy", name):
+            document = with_value(next(case for case in CASES if case.path == path), {})
+            spec = document["spec"]
+            spec["bufferWorkers"] = {}
+            spec["pacing"] = {"trainStepsPerEnvStep": 1, "maxPolicyLag": int(wrong != "pacing")}
+            if wrong == "policy":
+                spec.setdefault("policy", {})["normalizeObservations"] = True
+            elif wrong == name:
+                spec["algorithm"][name]["normalizeRewards"] = True
+            yield document
 
 
 def perhaps_broken(rng: random.Random) -> JsonDocument:

@@ -1,8 +1,8 @@
-"""The buffer worker: a bounded, acknowledged FIFO between actors and trainers.
+"""The buffer worker: a bounded, acknowledged FIFO between actors and trainers, or a shard of a replay store.
 
 Actors post to it as to a trainer, and it posts to every trainer rank as an actor does; see
 ``rlsrl.workers.forwarder``. Only its ledger page outlives it. The page counts the transitions that are lost with it:
-those acknowledged and not passed on.
+those acknowledged and not passed on. With an algorithm that replays it keeps them; see ``rlsrl.workers.shard_core``.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class BufferWorker(Worker[BufferConfig]):
     @override
     def _configure(self, config: BufferConfig) -> None:
         self._parts = build_buffer(config, self._context)
-        self._parts.forwarder.start()
+        self._parts.core.start()
 
     @override
     def _poll(self) -> PollResult:
         parts = self._parts
         assert parts is not None, "configured before it polls"
         self._context.join_session.check()
-        parts.forwarder.check()
-        with self._context.waiting("samples" if parts.forwarder.num_credits else CREDIT):
-            parts.forwarder.receive(WAKE_SECONDS)
-        forwarded = parts.forwarder.forward()
+        parts.core.check()
+        with self._context.waiting("samples" if parts.core.has_credits else CREDIT):
+            parts.core.receive(WAKE_SECONDS)
+        forwarded = parts.core.forward()
         self._slots_passed_on += forwarded.num_slots
         self._context.metrics.rollouts.inc(forwarded.num_slots)
         return PollResult(num_samples=forwarded.num_transitions, num_batches=forwarded.num_slots)
@@ -54,16 +54,17 @@ class BufferWorker(Worker[BufferConfig]):
         parts = self._parts
         assert parts is not None, "configured before it rests"
         self._context.join_session.check()
-        parts.forwarder.check()
-        parts.forwarder.receive(WAKE_SECONDS)
+        parts.core.check()
+        parts.core.receive(WAKE_SECONDS)
         return True
 
     @override
     def _shutdown(self) -> None:
         if self._parts is not None:
             with self._parts.resources:
-                self._parts.forwarder.close()
+                self._parts.core.close()
                 self._parts.ledger.end()
+                self._parts.core.sync()
 
     @override
     def _stats(self) -> Mapping[str, float]:

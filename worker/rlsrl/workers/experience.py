@@ -18,19 +18,7 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.workers.progress import Progress, StopConditions
-
-
-class TrainingLedger(Protocol):
-    """The part of the ledger that is written for what the rank received."""
-
-    def trained(self, num_transitions: int, *, num_untrained: int = 0) -> None:
-        """Count a step's transitions, which left the buffer: those trained, and those whose updates were skipped."""
-
-    def dropped(self, reason: str, num_transitions: int) -> None:
-        """Count transitions that left the buffer untrained."""
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return JSON values to resume from."""
+from rlsrl.workers.training_ledger import TrainingLedger
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from collections import deque
 from typing import Literal, NamedTuple, Protocol
 
 import structlog
+from typing_extensions import override
 
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import INITIAL, Version
@@ -41,6 +42,32 @@ class Forwarded(NamedTuple):
 
     num_slots: int = 0
     num_transitions: int = 0
+
+
+class BufferCore(Protocol):
+    """What a buffer worker does with slots. One thread owns it: it calls ``start`` first and ``close`` last."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def check(self) -> None:
+        """Raise the error that ended a thread or a stream. Call it periodically: nothing else reports it."""
+
+    @property
+    def has_credits(self) -> bool:
+        """Whether producers may fill slots."""
+
+    def receive(self, timeout: float) -> None:
+        """Receive slots; wait for them at most ``timeout`` seconds."""
+
+    def forward(self) -> Forwarded:
+        """Do what is due with the received slots."""
+
+    def close(self) -> None:
+        """Do the last of it, count what is left, and end all streams."""
+
+    def sync(self) -> None:
+        """Make durable what a later life uses, after the ledger has ended."""
 
 
 class DropLedger(Protocol):
@@ -86,7 +113,7 @@ class DownstreamCredits:
         return chosen
 
 
-class Forwarder:
+class Forwarder(BufferCore):
     """Forwards slots. One thread owns it: it calls ``start`` first and ``close`` last."""
 
     def __init__(
@@ -118,10 +145,12 @@ class Forwarder:
         self._wake = EventFd()
         self._thread = threading.Thread(target=self._run, name="forwarder-credits", daemon=True)
 
+    @override
     def start(self) -> None:
         """Start the credit thread."""
         self._thread.start()
 
+    @override
     def check(self) -> None:
         """Raise the error that ended the credit thread. Call it periodically: nothing else reports it.
 
@@ -137,12 +166,19 @@ class Forwarder:
         with self._lock:
             return len(self._credits)
 
+    @property
+    @override
+    def has_credits(self) -> bool:
+        return self.num_credits > 0
+
+    @override
     def receive(self, timeout: float) -> None:
         """Receive slots; wait for them at most ``timeout`` seconds."""
         with self._lock:
             self._polls += 1
         self._held.extend(self._upstream.receive(MAX_SLOTS_A_POLL, timeout))
 
+    @override
     def forward(self) -> Forwarded:
         """Forward the received slots for which there are credits; drop those that no credit allows."""
         num_slots = num_transitions = 0
@@ -155,6 +191,7 @@ class Forwarder:
                 self._drop(slot, credit)
         return Forwarded(num_slots, num_transitions)
 
+    @override
     def close(self) -> None:
         """Forward the slots for which there are credits, count the others as dropped, and close both streams."""
         self._stopping.set()
@@ -171,6 +208,10 @@ class Forwarder:
         self._held.clear()
         self._downstream.close()
         self._wake.close()
+
+    @override
+    def sync(self) -> None:
+        """Nothing is left for a later life."""
 
     # What follows runs in the owner's thread.
 

@@ -20,9 +20,10 @@ from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.workers.experience import Experience, TrainingBatch, TrainingLedger
+from rlsrl.workers.experience import Experience, TrainingBatch
 from rlsrl.workers.progress import Progress, StopConditions
 from rlsrl.workers.replay_store import Drawing, DrawnRows, OpenedStore, ReplayStore, Settlement
+from rlsrl.workers.training_ledger import TrainingLedger
 
 _KEYS_AT_ONCE = 4096
 """Transitions that are copied at once to learn from a store."""

@@ -122,6 +122,16 @@ class ReplayShard:
                 self._has_ended = True
                 self._store.give_up(run_ended=run_ended)
 
+    @property
+    def has_credits(self) -> bool:
+        """Whether actors hold lanes that were granted."""
+        with self._lock:
+            return self._lanes > 0
+
+    def sync(self) -> None:
+        """Make durable what a later life uses, after the ledger has ended."""
+        self._store.sync()
+
     def _draw(self, request: DrawRequest) -> Iterator[Rows]:
         rng = np.random.default_rng((request.seed, request.step, request.trial, self._index))
         with self._lock:

@@ -1,6 +1,7 @@
 """Stores of replayed transitions, as a trainer rank uses them; and the one in the process that trains.
 
-Shards in buffer workers are another implementation: ``rlsrl.workers.sharded_store``.
+Shards in buffer workers are another implementation: ``rlsrl.workers.sharded_store``. Each shard has a store of this
+kind, so nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.runtime.ledger import Held
-from rlsrl.workers.experience import TrainingLedger
+from rlsrl.workers.training_ledger import TrainingLedger
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -278,6 +278,19 @@ def _buffers_share_actors(spec: ExperimentSpec) -> Fault | None:
     )
 
 
+def _trainers_share_shards(spec: ExperimentSpec) -> Fault | None:
+    replicas = spec.trainers.replicas
+    if spec.algorithm.chosen.draws_from is None or spec.buffer_workers is None:
+        return None
+    if spec.buffer_workers.replicas % replicas == 0:
+        return None
+    return Fault(
+        f"{spec.buffer_workers.replicas} buffer workers, which keep the transitions of an algorithm that replays, "
+        f"cannot be shared evenly by {replicas} trainers",
+        f"a multiple of {replicas}",
+    )
+
+
 def _buffers_take_one_width(spec: ExperimentSpec) -> Fault | None:
     if spec.buffer_workers is None or len(set(spec.actors.rollout_environments)) == 1:
         return None
@@ -408,19 +421,30 @@ def _bound_allows_a_step(spec: ExperimentSpec) -> Fault | None:
     )
 
 
-def _not_with_replay(at: str, excess: Callable[[ExperimentSpec], Any], cel: str, allowed: str) -> CrossFieldRule:
+def _not_with_replay(
+    at: str, excess: Callable[[ExperimentSpec], Any], cel: str, allowed: str, *, in_buffers: bool = False
+) -> CrossFieldRule:
     """Return the rule that a field has no other value than ``allowed`` with an algorithm that replays.
 
-    ``excess`` returns another value, or something false; ``cel`` is true for the allowed value.
+    ``excess`` returns another value, or something false; ``cel`` is true for the allowed value. ``in_buffers``: the
+    rule is only for transitions that buffer workers keep.
     """
+    beside = " and bufferWorkers" if in_buffers else ""
 
     def check(spec: ExperimentSpec) -> Fault | None:
-        if spec.algorithm.chosen.draws_from is None or not (found := excess(spec)):
+        if spec.algorithm.chosen.draws_from is None or (in_buffers and spec.buffer_workers is None):
             return None
-        return Fault(f"{str(found).lower()} does not go with an algorithm that replays yet", allowed)
+        if not (found := excess(spec)):
+            return None
+        return Fault(f"{str(found).lower()} does not go with an algorithm that replays{beside} yet", allowed)
 
-    message = f"must be {allowed} with an algorithm that replays"
-    return CrossFieldRule(at=at, check=check, cel=f"!{_REPLAYS} || ({cel})", message=message)
+    message = f"must be {allowed} with an algorithm that replays{beside}"
+    applies = f"!{_REPLAYS} || {'!has(self.bufferWorkers) || ' if in_buffers else ''}"
+    return CrossFieldRule(at=at, check=check, cel=f"{applies}({cel})", message=message)
+
+
+def _rewards_normalized_by(name: str) -> Callable[[ExperimentSpec], Any]:
+    return lambda spec: spec.algorithm.name == name and spec.algorithm.chosen.normalize_rewards
 
 
 def _only_for_values(name: str, option: str, without: str) -> Callable[[ExperimentSpec], Fault | None]:
@@ -529,11 +553,35 @@ _RULES: tuple[CrossFieldRule, ...] = (
         cel="!has(self.trainers.batchEnvironments)",
         allowed="unset",
     ),
+    CrossFieldRule(
+        at="bufferWorkers.replicas",
+        check=_trainers_share_shards,
+        cel=f"!{_REPLAYS} || !has(self.bufferWorkers) || self.bufferWorkers.replicas % {_TRAINERS} == 0",
+        message="must be a multiple of trainers.replicas with an algorithm that replays",
+    ),
     _not_with_replay(
-        "bufferWorkers.replicas",
-        lambda spec: spec.buffer_workers and spec.buffer_workers.replicas,
-        cel="!has(self.bufferWorkers)",
-        allowed="unset",
+        "pacing.maxPolicyLag",
+        lambda spec: spec.pacing.max_policy_lag == 0 and "0",
+        cel="self.pacing.maxPolicyLag > 0",
+        allowed="above 0",
+        in_buffers=True,
+    ),
+    _not_with_replay(
+        "policy.normalizeObservations",
+        lambda spec: spec.policy.normalize_observations,
+        cel="!self.policy.normalizeObservations",
+        allowed="false",
+        in_buffers=True,
+    ),
+    *(
+        _not_with_replay(
+            f"algorithm.{name}.normalizeRewards",
+            _rewards_normalized_by(name),
+            cel=f"!has(self.algorithm.{name}) || !self.algorithm.{name}.normalizeRewards",
+            allowed="false",
+            in_buffers=True,
+        )
+        for name in _STORES
     ),
     # The groups of an actor fill slots in turn: the slot that follows one is of other environments.
     _not_with_replay(

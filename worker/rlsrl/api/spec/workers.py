@@ -95,10 +95,14 @@ class PolicyWorkers(Model):
 class BufferWorkers(Model):
     """The workers between actors and trainers. They pass samples on first in, first out, and hold only what trainers
     have granted, so that policy lag is the same with them as without. Each serves the same number of actors: a trainer
-    is connected to a few buffer workers instead of many actors."""
+    is connected to a few buffer workers instead of many actors.
+
+    With an algorithm that replays they keep the transitions: each has an equal part of ``replay.capacity``, and each
+    trainer draws from its buffer workers as from one store."""
 
     replicas: Annotated[int, Field(ge=1, le=256), INTEGRAL] = 1
-    """Number of buffer workers. Must divide the number of actors. Actors choose one by their index."""
+    """Number of buffer workers. Must divide the number of actors. Actors choose one by their index. With an algorithm
+    that replays, a multiple of ``trainers.replicas``."""
     pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
     """On a cluster: additions to the pods: see ``actors.podTemplate``."""
 

@@ -7,28 +7,30 @@ from dataclasses import dataclass
 
 from rlsrl.api.resolved import BufferConfig
 from rlsrl.data.slots import ProducerId, rollout_layout
-from rlsrl.runtime.ledger import BufferLedger
+from rlsrl.runtime.ledger import BufferLedger, ConsumerAccount, TrainerLedger
 from rlsrl.workers.build.common import spec_of_environments
+from rlsrl.workers.build.replay_shard import open_shard
 from rlsrl.workers.build.samples import open_consumer, open_producer
 from rlsrl.workers.context import WorkerContext
-from rlsrl.workers.forwarder import Forwarder
+from rlsrl.workers.forwarder import BufferCore, Forwarder
 
 
 @dataclass(frozen=True, kw_only=True)
 class BufferParts:
     """The parts of a buffer worker."""
 
-    forwarder: Forwarder
-    ledger: BufferLedger
+    core: BufferCore
+    ledger: ConsumerAccount
     resources: ExitStack
-    """Closes the streams that the forwarder has not closed, and the ledger's page."""
+    """Closes the streams that the core has not closed, and the ledger's page."""
 
 
 def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
     """Return the parts: first the ledger, then the stream to the trainers, then the endpoint for actors.
 
     Raises:
-        ConfigurationError: the environment cannot be made, or a slot is too large for the transport.
+        ConfigurationError: the environment cannot be made, a slot is too large for the transport, or the disk has no
+            room for a replay store.
         OSError: another process serves this buffer worker's endpoint.
     """
     layout = rollout_layout(
@@ -41,6 +43,10 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
     with ExitStack() as resources:
         page = context.open_ledger_page()
         resources.callback(page.close)
+        if config.replay is not None:
+            counts = TrainerLedger(page)
+            core = open_shard(config, config.replay, context, layout, counts, resources)
+            return BufferParts(core=core, ledger=counts, resources=resources.pop_all())
         ledger = BufferLedger(page)
         downstream = open_producer(
             dict(enumerate(config.samples_endpoints)),
@@ -69,4 +75,4 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
             ledger=ledger,
             clock=context.clock,
         )
-        return BufferParts(forwarder=forwarder, ledger=ledger, resources=resources.pop_all())
+        return BufferParts(core=forwarder, ledger=ledger, resources=resources.pop_all())

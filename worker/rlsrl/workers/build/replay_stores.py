@@ -77,8 +77,12 @@ class ReplayStores:
 
 
 def stores_of(spec: ExperimentSpec, env_spec: EnvSpec) -> ReplayStores | None:
-    """Return the stores of all trainers of an experiment with such environments; None if nothing is replayed."""
-    algorithm, number = spec.algorithm.chosen, spec.trainers.replicas
+    """Return all stores of an experiment with such environments; None if nothing is replayed.
+
+    They are the trainers', or those of buffer workers if there are any.
+    """
+    algorithm = spec.algorithm.chosen
+    number = spec.trainers.replicas if spec.buffer_workers is None else spec.buffer_workers.replicas
     if (settings := algorithm.draws_from) is None:
         return None
     slot = rollout_layout(
@@ -100,6 +104,8 @@ def pod_shortage(spec: ExperimentSpec, stores: ReplayStores) -> str | None:
 
     Without a limit in ``trainers.podTemplate`` the administrator's and the node's apply, which are not known here.
     """
+    if spec.buffer_workers is not None:
+        return None
     limit = _ephemeral_limit(spec.trainers.pod_template)
     where = f"in each trainer pod, by its limit of {_EPHEMERAL_STORAGE}"
     return None if limit is None else stores.part(spec.trainers.num_pods).shortage(limit, where)

@@ -40,6 +40,7 @@ from rlsrl.workers.build.learner import (
 from rlsrl.workers.build.parameters import open_parameter_publisher
 from rlsrl.workers.build.replay import open_store, pace_of, replay_experience
 from rlsrl.workers.build.samples import open_consumer
+from rlsrl.workers.build.sharded_replay import open_sharded_replay
 from rlsrl.workers.checkpoints import UNSTORED, UNSTORED_REASON, CheckpointWriter, Unstored
 from rlsrl.workers.compiling import StepCompiler
 from rlsrl.workers.context import WorkerContext
@@ -116,8 +117,9 @@ def build_trainer(
     with ExitStack() as resources:
         layout = batch_layout(config, env_spec)
         ledger, store = _resumed_ledger(config, context, state, layout, resources)
-        consumer = _open_consumer(config, context, layout, ledger, resources)
-        experience = _experience(config, state, store, layout, consumer, ledger, learner, rank=gang.rank)
+        consumer, experience = _samples(
+            config, context, state, store, layout, ledger, learner, resources, rank=gang.rank
+        )
         checkpoints = _checkpoint_writer(config, context, db, wait_for_exit)
         training = TrainingThread(
             learning=_learning(config, context, env_spec, learner, device),
@@ -392,6 +394,25 @@ def _settings(config: TrainerConfig) -> TrainingSettings:
         pace=None if config.replay is None else pace_of(config.replay),
         store_request=versions.store_request,
     )
+
+
+def _samples(
+    config: TrainerConfig,
+    context: WorkerContext,
+    state: TrainerState | None,
+    store: OpenedStore | None,
+    layout: SlotLayout,
+    ledger: TrainerLedger,
+    learner: Learner,
+    resources: ExitStack,
+    *,
+    rank: int,
+) -> tuple[SampleConsumer, Experience]:
+    """Return where a rank's samples come from, and what it trains on."""
+    if config.replay is not None and config.replay.in_buffers:
+        return open_sharded_replay(config, config.replay, context, state, layout, ledger, resources, rank=rank)
+    consumer = _open_consumer(config, context, layout, ledger, resources)
+    return consumer, _experience(config, state, store, layout, consumer, ledger, learner, rank=rank)
 
 
 def _experience(

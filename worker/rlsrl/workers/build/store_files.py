@@ -1,0 +1,121 @@
+"""Opens stores of replayed transitions, for trainer ranks and for buffer workers, which have no torch."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from rlsrl.api.resolved import ReplayConfig, ShardConfig
+from rlsrl.api.spec import AlgorithmSettings, AlgorithmSpec, Environment, ReplaySpec
+from rlsrl.buffers.replay.draws import Draws, PrioritizedDraws, UniformDraws
+from rlsrl.buffers.replay.rows import rows_of
+from rlsrl.buffers.replay.segments import Segments
+from rlsrl.buffers.replay.store_file import StoreFile
+from rlsrl.data.slots import SlotLayout
+from rlsrl.data.specs import Arrays, ArraySpec
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.ledger import LedgerPage, TrainerLedger, page_path
+from rlsrl.streams.grpc_replay.messages import ReplayCodec
+from rlsrl.workers.build.replay_stores import ReplayStores, capacity_field, replay_layout, share_of, store_path
+from rlsrl.workers.context import WorkerContext
+from rlsrl.workers.replay_store import OpenedStore
+
+
+def open_segments(
+    place: ReplayConfig | ShardConfig,
+    context: WorkerContext,
+    stores: ReplayStores,
+    *,
+    former: int | None,
+    step: int,
+    env_steps: int,
+) -> OpenedStore:
+    """Open the store of a worker in its file. ``stores`` has those of all workers of the role.
+
+    ``former``: as for ``open_store``. ``step`` and ``env_steps``: as in ``OpenedStore``, and those of an empty store.
+
+    Raises:
+        ConfigurationError: the disk has no room for it, or does not allow it.
+    """
+    path = store_path(place.folder, context.role, context.index)
+    try:
+        file = StoreFile.open(path, stores.layout, former=former, owner=context.incarnation)
+    except OSError as error:
+        raise ConfigurationError(_why_not_opened(error, path, stores.part(stores.number))) from error
+    segments = Segments(stores.layout, file.content, env_steps=env_steps)
+    store = OpenedStore(segments=segments, file=file, outlives=place.outlives, step=step, env_steps=env_steps)
+    if file.why_empty is None:
+        context.log.info("replay_store_found", transitions=store.segments.num_transitions)
+    else:
+        context.log.info("replay_store_empty", why=file.why_empty)
+    return store
+
+
+def remove_stores_from(index: int, folder: str, context: WorkerContext) -> None:
+    """Remove the stores of this index and of higher ones, which an earlier spec had, and count what they held.
+
+    No later life uses them. Workers on other machines, whose pages are not here, have stores that end with their pods.
+    """
+    for gone in itertools.count(index):
+        store, ledger = store_path(folder, context.role, gone), page_path(context.ledger_folder, context.role, gone)
+        if not (store.exists() or ledger.exists()):
+            return
+        store.unlink(missing_ok=True)
+        if ledger.exists():
+            with closing(LedgerPage.open(ledger, context.role, gone)) as page:
+                drop_held(page, "evicted")
+
+
+def drop_held(page: LedgerPage, reason: str) -> None:
+    """Count what a former life held in a store that is gone."""
+    if held := page.record.counters["in_buffer"]:
+        ledger = TrainerLedger(page)
+        ledger.dropped(reason, held)
+        ledger.end()
+
+
+def _why_not_opened(error: OSError, path: Path, stores: ReplayStores) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
+        if (shortage := stores.shortage(free, f"on the disk at {path}")) is not None:
+            return shortage
+    return f"{stores.field}: {stores}, and the file cannot be made at {path}: {error.strerror}"
+
+
+def stores_in(environment: Environment, slot: SlotLayout, algorithm: AlgorithmSpec, number: int) -> ReplayStores:
+    """Return so many stores with equal parts of the capacity."""
+    settings = algorithm.chosen.draws_from
+    assert settings is not None, "the algorithm replays"
+    return ReplayStores(
+        field=capacity_field(algorithm),
+        capacity=settings.capacity,
+        number=number,
+        layout=replay_layout(environment, slot, share_of(settings, number)),
+    )
+
+
+def draws_from(segments: Segments, settings: ReplaySpec) -> Draws:
+    """Return the draws that the spec asks for."""
+    if (priorities := settings.priorities) is None:
+        return UniformDraws(segments)
+    return PrioritizedDraws(segments, exponent=priorities.exponent, offset=priorities.offset)
+
+
+def replay_codec(environment: Environment, slot: SlotLayout, settings: AlgorithmSettings) -> ReplayCodec:
+    """Return the messages between a rank and its shards, which must have the same rows."""
+    assert settings.draws_from is not None, "the algorithm replays"
+    rows = zero_rows(environment, slot, 1)
+    fields = {name: ArraySpec(shape=each.shape[1:], dtype=each.dtype.name) for name, each in rows.items()}
+    return ReplayCodec(fields, [settings.draws_from.model_dump(), settings.discount, settings.reward_clip])
+
+
+def zero_rows(environment: Environment, slot: SlotLayout, num_rows: int) -> Arrays:
+    """Return so many rows of zeros."""
+    layout = replay_layout(environment, slot, ReplaySpec(capacity=1))
+    segments = Segments(layout, bytearray(layout.nbytes))
+    return rows_of(segments, np.zeros(num_rows, np.int64), num_steps=1, discount=1.0)
