@@ -400,17 +400,15 @@ def variation(rng: random.Random) -> JsonDocument:
         for name in rng.choice([("parameters",), ("replicas", "everySeconds", "everyVersions")]):
             evaluators.pop(name, None)
     if (store := _store_of(document)) is not None:
-        _fit_replay(document, store, rng, env_steps=actors["rolloutLength"] * total)
+        _fit_replay(document, store, rng, num_environments=total)
     if "each" in spec["environment"].get("kwargsByRank", {}):
         spec["environment"]["kwargsByRank"]["each"] = {"shard": [{"files": [number]} for number in range(total)]}
     return document
 
 
-def _fit_replay(document: JsonDocument, store: tuple[str, ...], rng: random.Random, *, env_steps: int) -> None:
-    """Change what does not go with replay. ``env_steps``: of a rollout of each environment."""
+def _fit_replay(document: JsonDocument, store: tuple[str, ...], rng: random.Random, *, num_environments: int) -> None:
+    """Change what does not go with replay."""
     spec, replay = document["spec"], _opened(document, store)
-    replay["start"] = rng.choice([0, 1000, 5000])
-    replay["capacity"] = max(replay["start"], 2 * env_steps) + rng.choice([0, 1, 10**6])
     spec["pacing"]["trainStepsPerEnvStep"] = rng.choice([0.001, 0.25, 1, 100])
     spec.pop("bufferWorkers", None)
     spec["trainers"].pop("batchEnvironments", None)
@@ -421,6 +419,9 @@ def _fit_replay(document: JsonDocument, store: tuple[str, ...], rng: random.Rand
     num_trainers = rng.choice([number for number in range(1, shared + 1) if shared % number == 0])
     if num_trainers > 1:
         spec["trainers"]["replicas"] = num_trainers
+    env_steps = actors["rolloutLength"] * -(-num_environments // num_trainers) * num_trainers
+    replay["start"] = rng.choice([0, 1000, 5000])
+    replay["capacity"] = max(replay["start"], 2 * env_steps) + rng.choice([0, 1, 10**6])
     if rng.random() < 0.3:
         spec["pacing"]["maxTrainStepsBehind"] = 64 + math.ceil(100 * num_trainers * env_steps)
 
