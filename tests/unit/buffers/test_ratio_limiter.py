@@ -41,6 +41,7 @@ class RatioMachine(RuleBasedStateMachine):
         self.counted = 0
         self.saved: tuple[Any, ...] | None = None
         self.steps_left: int | None = None
+        self.end_was_known = False
         self.take()
 
     def made(self) -> RatioLimiter:
@@ -112,6 +113,7 @@ class RatioMachine(RuleBasedStateMachine):
     @rule(steps=st.integers(0, 5) | st.none())
     def has_so_many_steps_left(self, steps: int | None) -> None:
         self.steps_left = steps
+        self.end_was_known |= steps is not None
         self.take()
 
     @rule(data=st.data())
@@ -180,8 +182,8 @@ class BoundedMachine(RatioMachine):
     @invariant()
     def gathering_is_ahead_by_the_bound_at_most(self) -> None:
         started_with = self.ratio * self.steps * self.widest  # of the slot with which the start was reached
-        # Where the end of the run is known, its last slot may have more lanes than are granted.
-        last_slot = 0.0 if self.steps_left is None else self.ratio * self.steps * (self.widest - 1)
+        # The last slot before an end that was known may have more lanes than are granted.
+        last_slot = self.ratio * self.steps * (self.widest - 1) if self.end_was_known else 0.0
         assert self.limiter.debt <= max(self.bound, started_with) + last_slot + EPSILON * max(1.0, self.due)
 
 

@@ -395,16 +395,10 @@ def test_a_store_that_holds_more_than_the_ledger_counts_is_given_up(tmp_path: Pa
             assert life.store.segments.num_transitions == 0
 
 
-@pytest.mark.parametrize(
-    ("number", "expected"),
-    [
-        (errno.ENOSPC, r"replay.capacity is 120: the store takes .* GB at .*trainer-0.store, where .* GB are free"),
-        (errno.EROFS, r"the replay store cannot be opened at .*/replay/trainer-0.store: Read-only file system"),
-    ],
-)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
 @pytest.mark.parametrize("name", ["posix_fallocate", "mmap"])
 def test_a_store_that_cannot_be_opened_is_left_as_it_was(
-    name: str, number: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
@@ -415,6 +409,9 @@ def test_a_store_that_cannot_be_opened_is_left_as_it_was(
         else ("rlsrl.buffers.replay.store_file.mmap", SimpleNamespace(mmap=fail))
     )
     run, path = Run(tmp_path), tmp_path / "replay" / "trainer-0.store"
+    expected = (
+        rf"capacity: 120 transitions x \d+ bytes = .*, and the file cannot be made at {path}: {os.strerror(number)}"
+    )
     monkeypatch.setattr(*failing)
     with pytest.raises(ConfigurationError, match=expected), run.live():
         pass

@@ -12,7 +12,7 @@ from rlsrl.workers.stalls import STALL_SECONDS, WORK_SECONDS, StepClock, judge
 from rlsrl.workers.status import NO_MORE_SAMPLES, ExperimentInfo, Member, MemberReport, Stall
 
 EXPERIMENT = ExperimentInfo(name="e", run_uid="u", heartbeat_seconds=1.0, endpoints={}, done=False)
-CAPACITY = {"actor": 2, "buffer": 1, "trainer": 1, "evaluator": 1}
+CAPACITY = {"actor": 2, "buffer": 1, "trainer": 2, "evaluator": 1}
 
 
 def worker(
