@@ -511,17 +511,18 @@ REPLAYING = MINIMAL.replace("  stop:", "  pacing: {trainStepsPerEnvStep: 1}\n  s
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "trainers", "fewest"),
-    [("dqn", 1, 1), ("dqn", 2, 2), ("dqn", 4, 4), ("ppo", 2, 1)],
+    ("algorithm", "trainers", "buffers", "fewest"),
+    [("dqn", 1, 0, 1), ("dqn", 2, 0, 2), ("dqn", 4, 0, 4), ("dqn", 2, 4, 4), ("ppo", 2, 0, 1), ("ppo", 1, 2, 2)],
     ids=str,
 )
 def test_the_fewest_auto_actors_are_those_that_the_other_fields_allow(
-    algorithm: str, trainers: int, fewest: int, tmp_path: Path
+    algorithm: str, trainers: int, buffers: int, fewest: int, tmp_path: Path
 ) -> None:
-    """With replay each trainer needs an actor of its own; without, one actor sends to all trainers."""
+    """With replay each trainer needs an actor of its own; without, one actor sends to all trainers. So do buffers."""
     file = tmp_path / "e.yaml"
     file.write_text(REPLAYING if algorithm == "dqn" else MINIMAL)
     overrides = ["actors.replicas=auto", f"trainers.replicas={trainers}", f"algorithm={{{algorithm}: {{}}}}"]
+    overrides += [f"bufferWorkers.replicas={buffers}"] if buffers else []
     assert load_with_fewest_actors(file, overrides).spec.actors.replicas == fewest
     assert load_with_fewest_actors(file, [*overrides, "actors.replicas=8"]).spec.actors.replicas == 8
 

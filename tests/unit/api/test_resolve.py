@@ -243,7 +243,7 @@ def test_buffer_workers_keep_the_transitions_of_an_algorithm_that_replays(transp
     buffer, trainer = config_of(experiment, BufferConfig), experiment.trainer
     assert buffer.replay is not None
     assert trainer.replay is not None
-    assert trainer.replay.in_buffers
+    assert trainer.replay.num_shards == 2
     assert buffer.replay.algorithm == trainer.algorithm
     assert (buffer.replay.folder, buffer.replay.outlives) == (trainer.replay.folder, trainer.replay.outlives)
     assert [buffer.trainer_of(index) for index in range(4)] == 2 * [*trainer.samples_endpoints]
@@ -251,7 +251,7 @@ def test_buffer_workers_keep_the_transitions_of_an_algorithm_that_replays(transp
     assert [[*experiment.actor.consumers_of(index)] for index in range(4)] == [[0], [1], [2], [3]]
     alone = resolved(*REPLAY)
     assert alone.trainer.replay is not None
-    assert not alone.trainer.replay.in_buffers
+    assert alone.trainer.replay.num_shards == 0
     assert config_of(resolved(*roles), BufferConfig).replay is None
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from rlsrl.buffers.replay.store_file import StoreFile
 from rlsrl.data.slots import Slot
 from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import Version
+from rlsrl.rpc.codec import Malformed
 from rlsrl.runtime.ledger import Held, TrainerLedger, balance
-from rlsrl.streams.grpc_replay.messages import DrawRequest, Grant, ReplayCodec, Settle
+from rlsrl.streams.grpc_replay.messages import DrawRequest, Grant, ReplayCodec, Settle, Stored
 from rlsrl.testing.contexts import make_context
 from rlsrl.testing.replay import LinkedShards, SlotSource
 from rlsrl.testing.replay_draws import LEAST_PROBABILITY, held_keys, p_value_of_ratios
@@ -104,14 +106,29 @@ class Node:
 class Rank:
     """A life of a rank, whose shards are in this process."""
 
-    def __init__(self, *nodes: Node, state: dict[str, Any] | None = None, step: int = 0, drawing: Drawing) -> None:
+    def __init__(
+        self,
+        *nodes: Node,
+        state: dict[str, Any] | None = None,
+        step: int = 0,
+        drawing: Drawing,
+        late: Sequence[Node] = (),
+    ) -> None:
+        """Connect all of its shards but those that are ``late``."""
         self.link = LinkedShards(nodes[0].codec)
         self.store = ShardedStore(
-            self.link, codec=nodes[0].codec, drawing=drawing, lanes_per_slot=LANES, step=step, state=state
+            self.link,
+            codec=nodes[0].codec,
+            drawing=drawing,
+            indices=[node.index for node in nodes],
+            lanes_per_slot=LANES,
+            step=step,
+            state=state,
         )
         self.arrived: Counter[str] = Counter()
         for node in nodes:
-            self.link.connect(node.index, node.shard)
+            if node not in late:
+                self.link.connect(node.index, node.shard)
         self.insert()
 
     def insert(self) -> None:
@@ -398,15 +415,7 @@ def test_training_and_gathering_keep_pace_while_connections_break(
     nodes, rng = make_nodes(3), np.random.default_rng(seed)
     drawing = drawing_of()
     rank = Rank(*nodes, drawing=drawing)
-    pace = Pace(updates_per_env_step=RATIO, bound=UPDATES + 4 * STEPS * LANES * RATIO, most_lanes=LANES)
-    unused: Any = None
-    experience = ReplayExperience(
-        store=rank.store,
-        limiter=RatioLimiter(pace, start=20, updates_per_step=UPDATES, steps_per_lane=STEPS),
-        drawing=drawing,
-        grant=rank.store.grant,
-        ledger=unused,
-    )
+    experience = experience_of(rank)
     step = env_steps = idle = 0
     while step < 60:
         experience.grant(Version(1, step))
@@ -430,11 +439,181 @@ def test_training_and_gathering_keep_pace_while_connections_break(
             rank.link.connect(index, nodes[index].shard)
     experience.receive([], oldest_outstanding=None)
     assert env_steps <= rank.store.env_steps == sum(node.produced for node in nodes)
-    assert -1e-6 <= experience.figures()["train_steps_behind"] <= pace.bound
+    assert -1e-6 <= experience.figures()["train_steps_behind"] <= experience.figures()["train_steps_behind_limit"]
     for node in nodes:
         node.check()
     pages = [node.ledger._page.record for node in nodes]
     assert balance(pages, ended=False).trained == sum(node.counters["trained"] for node in nodes) > 0
+
+
+def test_shards_of_two_ranks_count_once_however_often_the_ranks_resume(make_nodes: Callable[..., list[Node]]) -> None:
+    nodes = make_nodes(2)
+    ranks = [Rank(node, drawing=drawing_of()) for node in nodes]
+    for _ in range(3):
+        states = [rank.store.state_dict() for rank in ranks]
+        shards = {index: each for state in states for index, each in state["shards"].items()}
+        ranks = [
+            Rank(node, state={"arrived": state["arrived"], "shards": shards}, drawing=drawing_of())
+            for node, state in zip(nodes, states, strict=True)
+        ]
+        assert [rank.store.env_steps for rank in ranks] == [node.produced for node in nodes]
+        for rank, node in zip(ranks, nodes, strict=True):
+            rank.post(node)
+
+
+@pytest.mark.parametrize("num_trained", [0, 5])
+def test_after_its_only_shard_has_lost_all_a_rank_gathers_the_start_anew(
+    num_trained: int, make_nodes: Callable[..., list[Node]], lives: ExitStack, tmp_path: Path
+) -> None:
+    (node,) = make_nodes(1, capacity=600)
+    rank = Rank(node, drawing=drawing_of())
+    experience = experience_of(rank, bound=UPDATES + 2 * STEPS * LANES * RATIO)
+    step = 0
+
+    def turn(*, trains: bool) -> None:
+        nonlocal step
+        experience.grant(Version(1, step))
+        experience.receive([], oldest_outstanding=None)
+        while node.shard._lanes >= LANES:
+            rank.link.post(node.index, node.slot())
+        experience.receive([], oldest_outstanding=None)
+        batch = experience.next_batch(timeout=0) if trains else None
+        if isinstance(batch, ReplayBatch):
+            step += 1
+            experience.trained(batch, result_of(step, np.ones(UPDATES * ROWS, np.float32)))
+        elif batch is not None:
+            experience.passed(batch)
+
+    for number in range(20):
+        turn(trains=number < num_trained)
+    lives.close()
+    (tmp_path / "0.store").unlink()
+    rank.link.cut(0)
+    node.begin(lives)
+    rank.link.connect(0, node.shard)
+    experience.receive([], oldest_outstanding=None)
+    assert experience.next_batch(timeout=0) is None or rank.store.num_transitions == 0
+    before = step
+    for _ in range(60):
+        turn(trains=True)
+        assert step == before or rank.store.num_transitions >= 20
+    assert step > before + 10, "both sides wait for ever"
+
+
+def test_a_rank_that_resumes_grants_nothing_until_it_has_heard_all_its_shards(
+    make_nodes: Callable[..., list[Node]],
+) -> None:
+    nodes = make_nodes(2, capacity=2000)
+    rank = Rank(*nodes, drawing=drawing_of())
+    for _ in range(60):
+        for node in nodes:
+            rank.post(node)
+    state, stored = rank.store.state_dict(), rank.store.env_steps
+    resumed = Rank(*nodes, state=state, drawing=drawing_of(), late=nodes)
+    experience = experience_of(resumed, start=800, counts={"stored": stored, "due": 100.0, "updates": 100})
+    for node in nodes:
+        node.shard._lanes = 0  # their actors posted without credits
+        experience.grant(Version(1, 0))
+        assert not node.grants
+        resumed.link.connect(node.index, node.shard)
+        experience.receive([], oldest_outstanding=None)
+    experience.grant(Version(1, 0))
+    granted = sum(sum(node.grants) for node in nodes) * STEPS * RATIO
+    assert 0 < granted <= experience.figures()["train_steps_behind_limit"]
+
+
+def test_a_shard_that_connects_late_goes_back_to_the_step_from_which_its_rank_resumes(
+    make_nodes: Callable[..., list[Node]],
+) -> None:
+    nodes = make_nodes()
+    rank = Rank(*nodes, drawing=drawing_of())
+    for _ in range(2):
+        for node in nodes:
+            rank.post(node)
+    rank.train(1)
+    state, at_checkpoint = rank.store.state_dict(), nodes[1].counters["trained"]
+    for step in range(2, 5):
+        rank.train(step)
+    assert nodes[1].counters["trained"] > at_checkpoint
+    resumed = Rank(*nodes, state=state, step=1, drawing=drawing_of(), late=nodes[1:])
+    for step in range(2, 5):
+        resumed.train(step)
+    resumed.link.connect(1, nodes[1].shard)
+    resumed.insert()
+    assert nodes[1].counters["trained"] == at_checkpoint
+    resumed.train(5)
+    after, other = nodes[1].counters["trained"], nodes[0].counters["trained"]
+    for index in range(2):
+        resumed.link.cut(index)
+        resumed.link.connect(index, nodes[index].shard)
+    resumed.insert()
+    assert [node.counters["trained"] for node in nodes] == [other, after], "what this life trained stays"
+
+
+def test_more_rows_than_were_requested_are_no_rows(make_nodes: Callable[..., list[Node]]) -> None:
+    (node,) = make_nodes(1)
+    rank = Rank(node, drawing=drawing_of())
+    rank.post(node)
+    assert rank.has_rows(0)
+    (part,) = rank.store._draws[0].parts[0]
+    rank.link._report(0, part)
+    rank.insert()
+    rank.train(1)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "[1, 2]", '{"returns": [1.0], "lengths": []}', '{"returns": ["x"], "lengths": [1]}', '{"x": 1}']
+)
+def test_what_says_of_no_episodes_is_malformed(text: str) -> None:
+    array = np.frombuffer(text.encode(), np.uint8)
+    stored = Stored(
+        env_steps=1,
+        lanes=1,
+        attempt=1,
+        step=0,
+        num_rows=len(array),
+        arrays={"episodes": array},
+        mass=1,
+        num_transitions=1,
+    )
+    with pytest.raises(Malformed, match=r"Stored\.episodes"):
+        _ = stored.episodes
+
+
+def test_a_shard_that_ends_counts_no_further_training(make_nodes: Callable[..., list[Node]]) -> None:
+    (node,) = make_nodes(1)
+    node.store._opened = replace(node.store._opened, outlives=False)
+    rank = Rank(node, drawing=drawing_of())
+    rank.post(node)
+    assert rank.has_rows(0)
+    rows = rank.store.draw(0)
+    node.shard.give_up(run_ended=False)
+    rank.store.settle(Settlement(step=1, keys=rows.keys, trained_rows=None, errors=None))
+    node.ledger.end()
+    assert node.counters == {"dropped.end_of_run": node.produced}
+
+
+def experience_of(
+    rank: Rank,
+    *,
+    bound: float = UPDATES + 4 * STEPS * LANES * RATIO,
+    start: int = 20,
+    counts: dict[str, Any] | None = None,
+) -> ReplayExperience:
+    """Return the rank's experience, from the beginning or from these counts."""
+    pace = Pace(updates_per_env_step=RATIO, bound=bound, most_lanes=LANES)
+    limiter = RatioLimiter(pace, start=start, updates_per_step=UPDATES, steps_per_lane=STEPS)
+    if counts is not None:
+        limiter.load_state_dict(counts, stored=rank.store.env_steps, held=0)
+    unused: Any = None
+    return ReplayExperience(
+        store=rank.store,
+        limiter=limiter,
+        drawing=drawing_of(),
+        grant=rank.store.grant,
+        ledger=unused,
+        counted=rank.store.env_steps,
+    )
 
 
 def result_of(step: int, errors: np.ndarray) -> StepResult:

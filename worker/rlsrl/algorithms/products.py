@@ -1,7 +1,7 @@
 """Large products of matrices in compiled code, by oneDNN instead of MKL.
 
-MKL multiplies float32 on processors that are not Intel's without AVX-512: 256 x 256 x 256 takes it 293 us on an AMD
-EPYC, and oneDNN 143 us. torch uses MKL for eager products, and has oneDNN in compiled code for constant weights alone.
+256 x 256 x 256 takes MKL 293 us on an AMD EPYC, where it does not use AVX-512, and oneDNN 143 us. torch uses MKL for
+eager products, and has oneDNN in compiled code for constant weights alone.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ AUTO = "auto"
 """The value of ``actors.replicas`` that leaves their number to ``rlsrl run``."""
 _REPLICAS, _ENVIRONMENTS = ("spec", "actors", "replicas"), ("spec", "actors", "environments")
 _TRAINERS = ("spec", "trainers", "replicas")
+_BUFFER_WORKERS = ("spec", "bufferWorkers", "replicas")
 
 
 def load_file(
@@ -56,15 +57,15 @@ def load_file(
 def load_with_fewest_actors(path: FilePath, overrides: Sequence[str] = ()) -> RLExperiment:
     """As ``load_file``, but a number of actors that the file leaves open is the smallest that its other fields allow.
 
-    That is 1, or with an algorithm that replays one for each trainer.
+    That is 1, or with an algorithm that replays one for each trainer or buffer worker.
 
     Raises:
         SpecError: the file cannot be read or is not a valid RLExperiment; lists every problem.
     """
     document = apply_overrides(read_document(_text_of(path), str(path)), overrides)
-    trainers = _value_at(document.value, _TRAINERS)
     found = []
-    for number in (1, trainers) if isinstance(trainers, int) else (1,):
+    needed = (_value_at(document.value, path) for path in (_TRAINERS, _BUFFER_WORKERS))
+    for number in (1, *(each for each in needed if isinstance(each, int))):
         try:
             return experiment_of(_with_actors(document, lambda number=number: number))  # type: ignore[misc]
         except SpecError as error:

@@ -191,8 +191,9 @@ class ReplayConfig(Model):
     """The folder where each rank keeps ``trainer-<rank>.store``."""
     outlives: bool
     """Whether the folder outlives the trainer's machine or pod, and not only its process."""
-    in_buffers: bool = False
-    """Whether buffer workers keep the transitions, and ranks have no store of their own."""
+    num_shards: Annotated[int, Field(ge=0)] = 0
+    """Buffer workers that keep the transitions of each rank: those whose index is the rank's modulo the number of
+    ranks. 0: each rank has a store of its own."""
     updates_per_env_step: Annotated[float, Field(gt=0), LIVE]
     """Minibatches for each transition that a rank's actors gather."""
     most_updates_behind: Annotated[PositiveInteger, LIVE]

@@ -181,7 +181,7 @@ def _replay(context: ResolutionContext) -> ReplayConfig | None:
     return ReplayConfig(
         folder=placement.replay_folder,
         outlives=placement.shares_disk,
-        in_buffers=context.has_shards,
+        num_shards=context.num_workers[BUFFER] // context.num_workers[TRAINER],
         updates_per_env_step=spec.updates_per_env_step,
         most_updates_behind=spec.train_steps_behind,
         updates_per_step=spec.updates_per_train_step,

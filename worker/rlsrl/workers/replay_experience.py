@@ -164,7 +164,8 @@ class ReplayExperience(Experience):
     def grant(self, version: Version) -> bool:
         with self._changed:
             self._version = version
-            lanes = 0 if self._waits_for_the_end else self._limiter.take()
+            may_grant = self._store.takes_slots and not self._waits_for_the_end
+            lanes = self._limiter.take() if may_grant else 0
             room, is_complete = self._limiter.room, self._limiter.is_complete
             if lanes or room != self._room:
                 self._room = room

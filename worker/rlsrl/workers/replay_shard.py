@@ -63,7 +63,7 @@ class ReplayShard:
         self._trained_by_step: deque[tuple[int, int]] = deque([(0, 0)])
         """(training step, transitions that were first trained in this process up to it), ascending; never empty."""
         self._has_ended = False
-        """Whether the run has ended."""
+        """Whether the run, or this life of the shard, has ended: what is untrained is counted."""
 
     def hello(self) -> ShardHello:
         """Return the first message of a connection."""
@@ -101,11 +101,11 @@ class ReplayShard:
             )
 
     def answers(self, message: ReplayMessage) -> Iterator[ReplayMessage]:
-        """Obey a message of the rank, and yield the answers."""
+        """Obey a message of the rank, and yield the answers. After the end none changes anything."""
         if isinstance(message, DrawRequest):
             yield from self._draw(message)
         elif isinstance(message, Settle):
-            yield self._settle(message)
+            yield from self._settle(message)
         elif isinstance(message, Grant):
             with self._lock:
                 self._lanes += message.lanes
@@ -154,7 +154,7 @@ class ReplayShard:
                 **content,
             )
 
-    def _settle(self, message: Settle) -> Settled:
+    def _settle(self, message: Settle) -> Iterator[Settled]:
         """Note what was trained. What this repeats changes nothing."""
         errors = message.arrays["error"]
         settlement = Settlement(
@@ -164,12 +164,15 @@ class ReplayShard:
             errors=errors,
         )
         with self._lock:
+            if self._has_ended:
+                return
             num_trained = self._store.settle(settlement)
             step, trained = self._trained_by_step[-1]
             self._trained_by_step.append((max(message.step, step), trained + num_trained))
             if len(self._trained_by_step) > MOST_REMEMBERED_STEPS:
                 self._trained_by_step.popleft()
-            return Settled(step=message.step, num_trained=num_trained, **self._content())
+            settled = Settled(step=message.step, num_trained=num_trained, **self._content())
+        yield settled
 
     def _forget_training_after(self, step: int) -> None:
         """Count what was trained after the step as untrained if it is held, else as lost.
@@ -177,6 +180,8 @@ class ReplayShard:
         Of what a former life of this process trained only what is held is known.
         """
         with self._lock:
+            if self._has_ended:
+                return
             held = self._store.segments.count_trained_after(step)
             undone = self._undone_after(step)
             if held or undone:

@@ -104,6 +104,10 @@ class ReplayStore(Protocol):
     def num_transitions(self) -> int:
         """Transitions that can be drawn."""
 
+    @property
+    def takes_slots(self) -> bool:
+        """Whether what is granted can be stored, and it is known what the store holds."""
+
     def insert(self, slots: Sequence[Slot]) -> Sequence[Arrival]:
         """Store the slots, and return what has arrived since the last call."""
 
@@ -190,6 +194,11 @@ class LocalStore(ReplayStore):
     @override
     def num_transitions(self) -> int:
         return self.segments.num_transitions
+
+    @property
+    @override
+    def takes_slots(self) -> bool:
+        return True
 
     @override
     def insert(self, slots: Sequence[Slot]) -> Sequence[Arrival]:

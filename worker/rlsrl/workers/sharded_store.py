@@ -7,11 +7,12 @@ priorities of that step, and what arrives during it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import structlog
 from typing_extensions import override
 
 from rlsrl.buffers.replay.shards import Allotment
@@ -34,6 +35,8 @@ from rlsrl.streams.grpc_replay.messages import (
 from rlsrl.workers.replay_store import Arrival, Drawing, DrawnRows, ReplayStore, Settlement
 from rlsrl.workers.shard_lanes import ShardLanes
 
+_log = structlog.get_logger(__name__)
+
 
 class Shards(Protocol):
     """The connections of a rank's shards; see ``ShardServer``."""
@@ -55,8 +58,10 @@ class _Shard:
     """See ``ShardHello.life``; -1 before the first hello."""
     env_steps: int = 0
     """Env steps of that life that have arrived at the rank."""
-    is_counted: bool = False
-    """Whether the limiter counts what that life holds as fresh."""
+    fresh: int = 0
+    """Transitions of which the limiter was told that they can be drawn; 0 while it is not connected."""
+    has_resumed: bool = False
+    """Whether this life of the rank has told it from which training step it resumes."""
     content: ShardContent | None = None
     """What it holds; None while it is not connected."""
     lanes: int = 0
@@ -74,11 +79,14 @@ class _Draw:
     parts: dict[int, list[Rows]]
     """Those that have come, by shard."""
 
+    def num_missing(self, shard: int) -> int:
+        """Return how many rows of a shard have not come."""
+        return self.allotment.num_rows.get(shard, 0) - sum(part.num_rows for part in self.parts.get(shard, ()))
+
     @property
     def missing(self) -> list[int]:
         """The shards of which rows have not come."""
-        come = {shard: sum(part.num_rows for part in parts) for shard, parts in self.parts.items()}
-        return [shard for shard, wanted in self.allotment.num_rows.items() if come.get(shard, 0) < wanted]
+        return [shard for shard in self.allotment.num_rows if self.num_missing(shard)]
 
 
 class ShardedStore(ReplayStore):
@@ -90,6 +98,7 @@ class ShardedStore(ReplayStore):
         *,
         codec: ReplayCodec,
         drawing: Drawing,
+        indices: Iterable[int],
         lanes_per_slot: int,
         step: int = 0,
         state: Mapping[str, Any] | None = None,
@@ -100,19 +109,18 @@ class ShardedStore(ReplayStore):
             shards: The connections.
             codec: The stream's messages.
             drawing: What is drawn for a training step.
+            indices: The shards of this rank, by the index of their buffer workers.
             lanes_per_slot: Lanes of each actor's slots.
             step: The training step from which the rank resumes: the shards forget what was trained after it.
-            state: What ``state_dict`` returned for that step.
+            state: What ``state_dict`` returned for that step; it may tell of other ranks' shards, too.
         """
         self._connections = shards
         self._codec = codec
         self._drawing = drawing
-        self._step = step
+        self._step = self._resumes_from = step
         """The last training step."""
         saved = {} if state is None else state["shards"]
-        self._shards = {
-            int(index): _Shard(life=each["life"], env_steps=each["env_steps"]) for index, each in saved.items()
-        }
+        self._shards = {index: _Shard(**saved.get(str(index), {})) for index in indices}
         self._env_steps = 0 if state is None else int(state["arrived"])
         self._lanes = ShardLanes(lanes_per_slot=lanes_per_slot)
         self._min_version, self._room = INITIAL, 0
@@ -132,6 +140,15 @@ class ShardedStore(ReplayStore):
     @override
     def num_transitions(self) -> int:
         return sum(content.num_transitions for content in self._contents.values())
+
+    @property
+    @override
+    def takes_slots(self) -> bool:
+        """Whether each shard has been heard in this life of the rank, and one is connected.
+
+        Until then it is not known how much can be drawn, and what would be granted beyond the bound.
+        """
+        return bool(self._contents) and all(shard.has_resumed for shard in self._shards.values())
 
     @property
     def _contents(self) -> dict[int, ShardContent]:
@@ -158,12 +175,14 @@ class ShardedStore(ReplayStore):
         return arrivals
 
     def _take(self, index: int, message: ReplayMessage | None) -> Iterator[Arrival]:
-        shard = self._shards.setdefault(index, _Shard())
-        if message is None:
+        if (shard := self._shards.get(index)) is None:
+            _log.warning("foreign_shard", index=index)
+        elif message is None:
             shard.content = None
             lanes, shard.lanes = shard.lanes, 0
+            fresh, shard.fresh = shard.fresh, 0
             self._draws = {step: draw for step, draw in self._draws.items() if index not in draw.missing}
-            yield Arrival(env_steps=0, lanes=lanes, fresh=0)
+            yield Arrival(env_steps=0, lanes=lanes, fresh=-fresh)
         elif isinstance(message, ShardHello):
             yield self._met(index, shard, message)
         elif isinstance(message, Stored):
@@ -174,20 +193,23 @@ class ShardedStore(ReplayStore):
             self._num_trained += message.num_trained
             while shard.unsettled and shard.unsettled[0].step <= message.step:
                 shard.unsettled.popleft()
-        if isinstance(message, ShardContent):
+        if shard is not None and isinstance(message, ShardContent):
             shard.content = ShardContent(mass=message.mass, num_transitions=message.num_transitions)
 
     def _met(self, index: int, shard: _Shard, hello: ShardHello) -> Arrival:
         """Welcome a shard, and return what it has stored since it was last heard."""
         if hello.life != shard.life:
-            shard.life, shard.env_steps, shard.is_counted = hello.life, 0, False
+            shard.life, shard.env_steps = hello.life, 0
             shard.unsettled.clear()
         new, shard.env_steps = max(hello.env_steps - shard.env_steps, 0), max(hello.env_steps, shard.env_steps)
-        fresh = new if shard.is_counted else hello.num_transitions
-        shard.is_counted, shard.lanes, shard.content = True, hello.lanes, hello
+        fresh, shard.fresh = hello.num_transitions - shard.fresh, hello.num_transitions
+        shard.lanes, shard.content = hello.lanes, hello
         self._env_steps += new
+        # One that comes late has trained nothing in this life of the rank, and may have in a former one.
+        step = self._step if shard.has_resumed else self._resumes_from
+        shard.has_resumed = True
         seconds = self._connections.show_life_seconds
-        self._connections.send(index, RankWelcome(step=self._step, show_life_seconds=seconds))
+        self._connections.send(index, RankWelcome(step=step, show_life_seconds=seconds))
         for settle in shard.unsettled:
             self._connections.send(index, settle)
         self.grant(0, self._min_version, self._room)
@@ -196,6 +218,7 @@ class ShardedStore(ReplayStore):
     def _stored(self, shard: _Shard, message: Stored) -> Arrival:
         new, shard.env_steps = max(message.env_steps - shard.env_steps, 0), max(message.env_steps, shard.env_steps)
         shard.lanes -= message.lanes
+        shard.fresh += new
         self._env_steps += new
         return Arrival(
             env_steps=new,
@@ -225,7 +248,7 @@ class ShardedStore(ReplayStore):
 
     def _receive_rows(self, index: int, rows: Rows) -> None:
         draw = self._draws.get(rows.step)
-        if draw is None or draw.trial != rows.trial:
+        if draw is None or draw.trial != rows.trial or rows.num_rows > draw.num_missing(index):
             return
         if rows.num_rows:
             draw.parts.setdefault(index, []).append(rows)

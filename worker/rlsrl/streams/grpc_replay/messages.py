@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -85,8 +86,19 @@ class Stored(ShardContent):
 
     @property
     def episodes(self) -> EndedEpisodes:
-        """The episodes that ended in the slot."""
-        return EndedEpisodes(**json.loads(self.arrays["episodes"].tobytes()))
+        """The episodes that ended in the slot.
+
+        Raises:
+            Malformed: the text says something else.
+        """
+        try:
+            found = EndedEpisodes(**json.loads(self.arrays["episodes"].tobytes()))
+            numbers = [*found.returns, *found.lengths, *chain.from_iterable(found.info.values())]
+        except (ValueError, RecursionError, TypeError, AttributeError) as error:
+            raise Malformed(f"Stored.episodes are none: {error}") from error
+        if any(type(number) not in (int, float) for number in numbers) or len(found.returns) != len(found.lengths):
+            raise Malformed("Stored.episodes have no number where one is needed")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

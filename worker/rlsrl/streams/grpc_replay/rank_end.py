@@ -11,7 +11,7 @@ from rlsrl.rpc.codec import Malformed
 from rlsrl.rpc.conversations import ConversationServer, ServerStream
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.clock import Clock, SystemClock
-from rlsrl.streams.grpc_replay.messages import FROM_SHARD, METHOD, Alive, ReplayCodec, ReplayMessage, ShardHello
+from rlsrl.streams.grpc_replay.messages import FROM_SHARD, METHOD, Alive, ReplayCodec, ReplayMessage, ShardHello, Stored
 
 MAX_CONNECTIONS = 320
 """Open connections, admitted or not. Further calls are refused."""
@@ -169,6 +169,8 @@ class ShardServer:
     def _deliver(self, connection: _Connection, message: ReplayMessage) -> None:
         if isinstance(message, ShardHello):
             raise Malformed("a second ShardHello")
+        if isinstance(message, Stored):
+            _ = message.episodes  # Malformed here ends the connection, and later the rank
         with self._changed:
             if self._connections.get(connection.index) is not connection:
                 return

@@ -45,7 +45,7 @@ def open_store(
     replay, settings = config.replay, config.algorithm.chosen.draws_from
     if replay is None:
         return None
-    if replay.in_buffers:  # of before an edit that added buffer workers; the ledger counts it as lost
+    if replay.num_shards:  # of before an edit that added buffer workers; the ledger counts it as lost
         store_path(replay.folder, context.role, context.index).unlink(missing_ok=True)
         return None
     assert settings is not None, "the algorithm replays"

@@ -90,7 +90,7 @@ def open_sharded_replay(
     counted = 0 if counts is None else int(counts["stored"])
     saved = {
         "arrived": counted if counts is None else counts.get("arrived", counted),
-        # After an edit of trainers.replicas another rank knows how far a shard's env steps have arrived.
+        # After an edit of trainers.replicas another rank, one alone, knows how far a shard's env steps have arrived.
         "shards": {
             index: shard
             for of_rank in ([] if state is None else limiter_states(state))
@@ -101,6 +101,7 @@ def open_sharded_replay(
         server,
         codec=codec,
         drawing=drawing,
+        indices=range(rank, replay.num_shards * config.num_trainers, config.num_trainers),
         lanes_per_slot=replay.most_lanes,
         step=0 if state is None else state.version.step,
         state=saved,

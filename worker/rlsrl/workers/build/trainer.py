@@ -409,7 +409,7 @@ def _samples(
     rank: int,
 ) -> tuple[SampleConsumer, Experience]:
     """Return where a rank's samples come from, and what it trains on."""
-    if config.replay is not None and config.replay.in_buffers:
+    if config.replay is not None and config.replay.num_shards:
         return open_sharded_replay(config, config.replay, context, state, layout, ledger, resources, rank=rank)
     consumer = _open_consumer(config, context, layout, ledger, resources)
     return consumer, _experience(config, state, store, layout, consumer, ledger, learner, rank=rank)
