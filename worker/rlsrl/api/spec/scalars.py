@@ -26,3 +26,7 @@ VectorActions = Literal["gaussian", "squashed", "clipped"]
 as the tanh of such samples; or around means within the bounds, cut to these before anything sees them."""
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253, examples=["my-object"])]
 """The name of a Kubernetes object."""
+VolumeSize = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}(Mi|Gi|Ti)$", max_length=8, examples=["50Gi"])]
+"""The size of a volume."""
+WhenDeleted = Literal["Retain", "Delete"]
+"""What becomes of a volume when its experiment is deleted."""
