@@ -62,8 +62,9 @@ class S3Server(ClosedAtExit):
         self._process = self._start()
 
     def freeze(self) -> None:
-        """Stop the process: it accepts connections and answers nothing."""
+        """Stop the process: it accepts connections and answers nothing. Return when it has stopped."""
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """Continue the stopped process."""
