@@ -90,7 +90,7 @@ class Settlement:
     trained_rows: Indices | None
     """Rows that an update has taken; None: all."""
     errors: NDArray[np.float32] | None
-    """The rows' last errors, [N], with NaN where there is none; None: the algorithm has none."""
+    """The rows' last errors, [N], with NaN for rows without one; None: the algorithm computes no errors."""
 
 
 class ReplayStore(Protocol):

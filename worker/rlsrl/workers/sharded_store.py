@@ -59,7 +59,7 @@ class _Shard:
     env_steps: int = 0
     """Env steps of that life that have arrived at the rank."""
     fresh: int = 0
-    """Transitions of which the limiter was told that they can be drawn; 0 while it is not connected."""
+    """Its transitions that the limiter counts as those of the present store; 0 while it is not connected."""
     has_resumed: bool = False
     """Whether this life of the rank has told it from which training step it resumes."""
     content: ShardContent | None = None

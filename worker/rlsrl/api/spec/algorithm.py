@@ -143,7 +143,7 @@ class AlgorithmSettings(Model):
 
     @property
     def critic_network(self) -> CriticSpec | None:
-        """The network of each of the two critics that are trained beside the policy's; None: there are none."""
+        """The network of each of the two critics beside the policy's; None: the algorithm has no critics."""
         return None
 
     @property

@@ -95,7 +95,7 @@ class Stored(ShardContent):
             found = EndedEpisodes(**json.loads(self.arrays["episodes"].tobytes()))
             numbers = [*found.returns, *found.lengths, *chain.from_iterable(found.info.values())]
         except (ValueError, RecursionError, TypeError, AttributeError) as error:
-            raise Malformed(f"Stored.episodes are none: {error}") from error
+            raise Malformed(f"Stored.episodes cannot be read: {error}") from error
         if any(type(number) not in (int, float) for number in numbers) or len(found.returns) != len(found.lengths):
             raise Malformed("Stored.episodes have no number where one is needed")
         return found
@@ -175,7 +175,7 @@ class Settle(ReplayMessage):
     num_rows: int
     """N."""
     arrays: Arrays
-    """``key`` int64 [N], ``is_trained`` bool [N], ``error`` float32 [N] with NaN where there is none."""
+    """``key`` int64 [N], ``is_trained`` bool [N], ``error`` float32 [N] with NaN for rows without an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +250,7 @@ class ReplayCodec:
             kind = next(each for each in kinds if each.__name__ == values["kind"])
         except (ValueError, RecursionError, TypeError, KeyError, StopIteration) as error:
             allowed = ", ".join(each.__name__ for each in kinds)
-            raise Malformed(f"a message is none of {allowed}") from error
+            raise Malformed(f"a message has no known kind; allowed: {allowed}") from error
         del values["kind"]
         wanted = {each.name: str(each.type) for each in fields(kind) if each.name != "arrays"}
         for name, type_name in wanted.items():
