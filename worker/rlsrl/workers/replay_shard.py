@@ -16,12 +16,12 @@ from rlsrl.data.version import Version
 from rlsrl.runtime.ledger import TrainerLedger
 from rlsrl.streams.grpc_replay.messages import (
     DrawRequest,
-    GiveUp,
     Grant,
     RankWelcome,
     ReplayCodec,
     ReplayMessage,
     Rows,
+    RunIsOver,
     Settle,
     Settled,
     ShardHello,
@@ -112,7 +112,7 @@ class ReplayShard:
             self._grant(message.lanes, Version(message.attempt, message.step), message.room)
         elif isinstance(message, RankWelcome):
             self._forget_training_after(message.step)
-        elif isinstance(message, GiveUp) and message.run_ended:
+        elif isinstance(message, RunIsOver):
             self.give_up(run_ended=True)
 
     def give_up(self, *, run_ended: bool) -> None:

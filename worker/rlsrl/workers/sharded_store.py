@@ -20,12 +20,12 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.streams.grpc_replay.messages import (
     DrawRequest,
-    GiveUp,
     Grant,
     RankWelcome,
     ReplayCodec,
     ReplayMessage,
     Rows,
+    RunIsOver,
     Settle,
     Settled,
     ShardContent,
@@ -302,8 +302,8 @@ class ShardedStore(ReplayStore):
 
     @override
     def give_up(self, *, run_ended: bool) -> None:
-        for index in self._contents:
-            self._connections.send(index, GiveUp(run_ended=run_ended))
+        for index in self._contents if run_ended else ():
+            self._connections.send(index, RunIsOver())
 
     @override
     def sync(self) -> None:

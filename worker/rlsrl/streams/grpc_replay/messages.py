@@ -179,15 +179,12 @@ class Settle(ReplayMessage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GiveUp(ReplayMessage):
-    """The rank ends."""
-
-    run_ended: bool
-    """Whether no later life uses what the shard holds."""
+class RunIsOver(ReplayMessage):
+    """No later life of the rank uses what the shard holds."""
 
 
 FROM_SHARD = (ShardHello, Stored, Rows, Settled, Alive)
-FROM_RANK = (RankWelcome, Grant, DrawRequest, Settle, GiveUp)
+FROM_RANK = (RankWelcome, Grant, DrawRequest, Settle, RunIsOver)
 
 _BODIES: Mapping[type[ReplayMessage], Mapping[str, ArraySpec]] = {
     Stored: {"episodes": ArraySpec(shape=(), dtype="uint8")},
