@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsrl.buffers.replay.sum_tree import FANOUT, SumTree
+from rlsrl.buffers.replay.sum_tree import BLOCK, SumTree
 
-SIZES = [1, 2, FANOUT - 1, FANOUT, FANOUT + 1, FANOUT**2, FANOUT**2 + 1, 5000, FANOUT**3 + 1]
+SIZES = [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK**2, BLOCK**2 + 1, 5000, BLOCK**3 + 1]
 
 
 def filled(size: int, rng: np.random.Generator) -> tuple[SumTree, np.ndarray]:

@@ -128,6 +128,7 @@ class DenseStack:
         self._parts = exported.head.parts
         self._num_outputs = exported.head.num_outputs
         self._log_std = weights.log_std
+        self._has_deviations = weights.log_std.size > 0
         self._scatter = _scatter_of(exported.head, num_lanes)
 
     def forward(self, observation: Sequence[NDArray[Any]], out: Floats, mask: NDArray[Any] | None = None) -> None:
@@ -153,15 +154,17 @@ class DenseStack:
                 activate(outputs, out=outputs)
         weight, inputs, _, activate, _ = self._last
         scatter = self._scatter
-        outputs = out[: self._num_outputs] if scatter is None else scatter.outputs
+        outputs = out[: self._num_outputs] if self._has_deviations else out
+        if scatter is not None:
+            outputs = scatter.outputs
         product(weight, inputs, out=outputs)
         if activate is not None:
             activate(outputs, out=outputs)
-        if scatter is None:
-            out[self._num_outputs :] = self._log_std
-        else:
+        if scatter is not None:
             out[scatter.output_rows] = outputs
             out[scatter.deviation_rows] = self._log_std
+        elif self._has_deviations:
+            out[self._num_outputs :] = self._log_std
         if mask is not None:
             np.copyto(out, MASKED_LOGIT, where=mask == 0)
         if self._has_values:
@@ -304,6 +307,8 @@ class NumpyActor(NumpyLane, LocalActor):
             exponents=exponents,
         )
         super().__init__(DenseStack(self._weights, num_lanes), exported, sampler)
+        self._written: Version | None = None
+        """The version that the slot's next step has already."""
 
     @override
     def load(self, parameters: Parameters) -> None:
@@ -317,12 +322,15 @@ class NumpyActor(NumpyLane, LocalActor):
         arrays = slot.arrays
         self._log_probs = arrays["behavior_log_prob"]
         self._attempts, self._steps = arrays["version_attempt"], arrays["version_step"]
+        self._written = None
         self._sampler.begin()
 
     @override
     def act(self, step: int) -> NDArray[Any]:
         """Return the actions of that step. Without a mask it allocates no array data, and calls no ``super().act``."""
-        self._attempts[step], self._steps[step] = self._weights.version  # type: ignore[misc]  # begin() has checked
+        if (version := self._weights.version) is not self._written:
+            assert version is not None, "begin() has checked"
+            self._attempts[step:], self._steps[step:] = self._written = version
         self._stack.forward([frames[step] for frames in self._frames], self._distributions[step], self._masks[step])
         actions: NDArray[Any] = self._actions[step]
         self._sampler.choose(step, actions)
