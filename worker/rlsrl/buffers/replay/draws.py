@@ -73,19 +73,21 @@ class UniformDraws(Draws):
     @override
     def draw(self, num_rows: int, rng: np.random.Generator) -> Drawn:
         """Draw places, and draw those without a transition again: all transitions keep the same probability."""
-        segments, num_steps = self._segments, self._segments.layout.num_steps
-        end = segments.next_number
-        first = max(0, end - segments.layout.num_segments)
-        keys = rng.integers(first * num_steps, end * num_steps, num_rows)
+        segments, num_places = self._segments, self._segments.layout.num_places
+        end = segments.next_number * segments.layout.num_steps
+        first, is_transition = max(0, end - num_places), segments.flat["mask"]
+        keys = rng.integers(first, end, num_rows)
+        found = is_transition[keys % num_places]
         for _ in range(MOST_ATTEMPTS):
-            missing = np.flatnonzero(~self._are_transitions(keys))
-            if not missing.size:
+            if found.all():
                 break
-            keys[missing] = rng.integers(first * num_steps, end * num_steps, missing.size)
+            missing = np.flatnonzero(~found)
+            keys[missing] = again = rng.integers(first, end, missing.size)
+            found[missing] = is_transition[again % num_places]
         else:
-            missing = np.flatnonzero(~self._are_transitions(keys))
-            every = np.arange(first * num_steps, end * num_steps)
-            keys[missing] = rng.choice(every[self._are_transitions(every)], missing.size)
+            missing = np.flatnonzero(~found)
+            every = np.arange(first, end)
+            keys[missing] = rng.choice(every[is_transition[every % num_places]], missing.size)
         return Drawn(keys=keys, share=np.full(num_rows, 1.0 / segments.num_transitions))
 
     @override
@@ -99,12 +101,6 @@ class UniformDraws(Draws):
     @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """There is nothing to continue."""
-
-    def _are_transitions(self, keys: Indices) -> NDArray[np.bool_]:
-        number, step = np.divmod(keys, self._segments.layout.num_steps)
-        place = number % self._segments.layout.num_segments
-        found: NDArray[np.bool_] = self._segments.are_held(number) & self._segments.arrays["mask"][place, step]
-        return found
 
 
 class PrioritizedDraws(Draws):
@@ -120,12 +116,12 @@ class PrioritizedDraws(Draws):
         self._segments = segments
         self._exponent = exponent
         self._offset = offset
-        self._priorities = segments.arrays[PRIORITY].reshape(-1)
+        self._priorities = segments.flat[PRIORITY]
         """By place: 1 at least for each transition that is held."""
         self._tree = SumTree(segments.layout.num_places)
         self._most = min(LARGEST, (1 << 62) // segments.layout.num_places)
         """So that the sum of all is below 2 ** 63."""
-        is_held = ((segments.arrays[MARK] > 0)[:, None] & segments.arrays["mask"]).reshape(-1)
+        is_held = segments.flat["mask"]
         self._largest = int(self._priorities.max(where=is_held, initial=SCALE))
         # Between a segment and its priorities there may have been a kill.
         self._priorities[is_held & (self._priorities == 0)] = self._largest
@@ -156,13 +152,12 @@ class PrioritizedDraws(Draws):
     @override
     def settle(self, keys: Indices, errors: NDArray[np.float32]) -> None:
         """Give these transitions the priorities of their errors."""
-        numbers, step = np.divmod(keys, self._segments.layout.num_steps)
-        held = self._segments.are_held(numbers)
-        places = (numbers % self._segments.layout.num_segments) * self._segments.layout.num_steps + step
-        priorities = (np.abs(errors.astype(np.float64)) + self._offset) ** self._exponent
-        rounded = np.clip(np.rint(priorities * SCALE), 1, self._most).astype(np.int64)[held]
-        self._priorities[places[held]] = rounded
-        self._tree[places[held]] = rounded
+        held = self._segments.are_held(keys // self._segments.layout.num_steps)
+        places = keys[held] % self._segments.layout.num_places
+        priorities = (np.abs(errors[held].astype(np.float64)) + self._offset) ** self._exponent
+        rounded = np.clip(np.rint(priorities * SCALE), 1, self._most).astype(np.int64)
+        self._priorities[places] = rounded
+        self._tree[places] = rounded
         self._largest = max(self._largest, int(rounded.max(initial=0)))
 
     @override

@@ -67,57 +67,57 @@ def rows_of(
     - ``next/...`` [N, ...]: observations after the last of the steps;
     - ``discount`` [N]: the weight of a value of these, ``discount ** steps``, or 0 if the episode terminated.
     """
-    layout, arrays = segments.layout, segments.arrays
-    number, step = np.divmod(keys, layout.num_steps)
-    place = number % layout.num_segments
-    reward = rewards(arrays["reward"][place, step])
+    layout, flat = segments.layout, segments.flat
+    first = last = keys % layout.num_places
+    reward = rewards(flat["reward"][first])
     weight = np.full(len(keys), discount, np.float32)
-    end_place, end_step = place, step
     for _ in range(1, num_steps):
-        end_place, end_step, goes_on = _after(segments, end_place, end_step)
-        reward += np.where(goes_on, weight * rewards(arrays["reward"][end_place, end_step]), np.float32(0.0))
+        last, goes_on = _after(segments, last)
+        reward += np.where(goes_on, weight * rewards(flat["reward"][last]), np.float32(0.0))
         weight *= np.where(goes_on, np.float32(discount), np.float32(1.0))
-    weight *= ~arrays["terminated"][end_place, end_step]
-    rows = {"action": arrays["action"][place, step], "reward": reward, "discount": weight}
+    weight *= ~flat["terminated"][last]
+    rows = {"action": flat["action"].take(first, axis=0), "reward": reward, "discount": weight}
     for name in layout.frames:
-        rows[name] = _frames(segments, name, place, step)
-        rows[NEXT + name] = _frames(segments, name, end_place, end_step + 1)
+        rows[name] = _frames(segments, name, first)
+        rows[NEXT + name] = _frames(segments, name, last, 1)
     return rows
 
 
 def fields_of(segments: Segments, keys: Indices, names: Iterable[str]) -> Arrays:
     """Return these fields of the transitions' slots, each [N, ...]: observations are those that were acted on."""
-    number, step = np.divmod(keys, segments.layout.num_steps)
-    place, frames = number % segments.layout.num_segments, segments.layout.frames
+    places, frames = keys % segments.layout.num_places, segments.layout.frames
     return {
-        name: _frames(segments, name, place, step) if name in frames else segments.arrays[name][place, step]
+        name: _frames(segments, name, places) if name in frames else segments.flat[name].take(places, axis=0)
         for name in names
     }
 
 
-def _after(segments: Segments, place: Indices, step: Indices) -> tuple[Indices, Indices, NDArray[np.bool_]]:
-    """Return (place, step) of the transitions after these in their episodes, and whether there are any; else these.
+def _after(segments: Segments, places: Indices) -> tuple[Indices, NDArray[np.bool_]]:
+    """Return the places of the transitions after these in their episodes, and whether there are any; else these.
 
     None follows the end of an episode, a step whose successor has not arrived, and a step before one that is no
     transition: after a fault, an episode of the slot before is not marked as truncated.
     """
-    layout, arrays = segments.layout, segments.arrays
+    layout, flat = segments.layout, segments.flat
+    segment, step = np.divmod(places, layout.num_steps)
     is_last = step + 1 == layout.num_steps
-    following = segments.following[place]
-    next_place = np.where(is_last, following % layout.num_segments, place)
-    next_step = np.where(is_last, 0, step + 1)
-    has_ended = arrays["terminated"][place, step] | arrays["truncated"][place, step]
+    following = segments.following[segment]
+    after = np.where(is_last, following % layout.num_segments * layout.num_steps, places + 1)
+    has_ended = flat["terminated"][places] | flat["truncated"][places]
     exists = ~has_ended & (~is_last | (following != NONE))
-    exists &= arrays["mask"][next_place, next_step]
-    return np.where(exists, next_place, place), np.where(exists, next_step, step), exists
+    exists &= flat["mask"][np.where(exists, after, places)]
+    return np.where(exists, after, places), exists
 
 
-def _frames(segments: Segments, name: str, place: Indices, frame: Indices) -> NDArray[Any]:
-    """Return observations, [N, ...]."""
-    layout, arrays = segments.layout, segments.arrays
+def _frames(segments: Segments, name: str, places: Indices, after: int = 0) -> NDArray[Any]:
+    """Return the observations ``after`` steps after these steps' own, [N, ...]."""
+    layout, flat = segments.layout, segments.flat
+    segment = places // layout.num_steps
+    frames = places + segment + after  # a segment has one frame more than it has steps
     if name not in layout.stacks:
-        whole: NDArray[Any] = arrays[name][place, frame]
+        whole: NDArray[Any] = flat[name].take(frames, axis=0)
         return whole
-    places = stack_places(frame, arrays[EPISODE_START][place, frame], layout.stacks[name])
-    images: NDArray[Any] = arrays[name][place[:, None], places]
+    depth = layout.stacks[name]
+    of_segment = stack_places(places % layout.num_steps + after, flat[EPISODE_START][frames], depth)
+    images: NDArray[Any] = flat[name].take(segment[:, None] * (layout.num_steps + depth) + of_segment, axis=0)
     return images

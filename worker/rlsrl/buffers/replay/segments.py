@@ -48,7 +48,8 @@ class Segments:
 
     Segments are numbered in the order of insertion; a number says the place, ``number % num_segments``. The mark in the
     memory says that a segment is whole: it is removed before its place is overwritten, and written last. So what a
-    killed process left is either whole or free.
+    killed process left is either whole or free. At a free place ``mask`` is False: it says which steps are transitions
+    that are held.
     """
 
     def __init__(self, layout: ReplayLayout, memory: Any, *, env_steps: int = 0) -> None:
@@ -59,6 +60,10 @@ class Segments:
         self.layout = layout
         self.arrays: Mapping[str, NDArray[Any]] = layout.view(memory)
         """All arrays by field, each [num_segments, ...]."""
+        self.flat: Mapping[str, NDArray[Any]] = {
+            name: array.reshape(-1, *array.shape[2:]) for name, array in self.arrays.items() if array.ndim > 1
+        }
+        """Those of steps, each [num_places, ...], and those of frames, each [num_segments * frames, ...]."""
         self.following: Indices = np.full(layout.num_segments, NONE, np.int64)
         """The number of the segment with which the lane of each goes on, by place, or ``NONE``: not known yet."""
         self._newest: dict[tuple[int, int, int], int] = {}
@@ -68,8 +73,7 @@ class Segments:
         self.env_steps = env_steps
         """Env steps of the run that were ever stored."""
         self._recover()
-        held = self.arrays[MARK] > 0
-        self.num_transitions = int(np.count_nonzero(self.arrays["mask"][held]))
+        self.num_transitions = int(np.count_nonzero(self.arrays["mask"]))
         """Transitions held."""
 
     def insert(self, slot: Slot) -> Inserted:
@@ -95,13 +99,11 @@ class Segments:
 
     def count_untrained(self) -> int:
         """Return the number of transitions held that were never trained."""
-        held = self.arrays[MARK] > 0
-        return int(np.count_nonzero(self.arrays["mask"][held] & (self.arrays[FIRST_TRAINED][held] == 0)))
+        return int(np.count_nonzero(self.arrays["mask"] & (self.arrays[FIRST_TRAINED] == 0)))
 
     def count_trained_after(self, step: int) -> int:
         """Return the number of transitions held that were trained first after that training step."""
-        held = self.arrays[MARK] > 0
-        return int(np.count_nonzero(self.arrays["mask"][held] & (self.arrays[FIRST_TRAINED][held] > step)))
+        return int(np.count_nonzero(self.arrays["mask"] & (self.arrays[FIRST_TRAINED] > step)))
 
     def forget_training_after(self, step: int) -> None:
         """Count the transitions that were trained first after that training step as never trained."""
@@ -110,7 +112,7 @@ class Segments:
 
     def keys_after(self, env_steps: int) -> Indices:
         """Return the keys of the transitions held that were stored after so many env steps of the run, oldest first."""
-        is_after = (self.arrays[MARK] > 0) & (self.arrays[ENV_STEPS] > env_steps)
+        is_after = self.arrays[ENV_STEPS] > env_steps
         place, step = np.nonzero(self.arrays["mask"] & is_after[:, np.newaxis])
         return np.sort((self.arrays[MARK][place] - 1) * self.layout.num_steps + step)
 
@@ -135,20 +137,21 @@ class Segments:
         lane = self._lane_at(place)
         if self._newest.get(lane) == number:
             del self._newest[lane]
-        mask, is_trained = self.arrays["mask"][place], self.arrays[FIRST_TRAINED][place] != 0
-        return int(np.count_nonzero(mask & is_trained)), int(np.count_nonzero(mask & ~is_trained))
+        mask = self.arrays["mask"][place]
+        num_transitions = int(np.count_nonzero(mask))
+        num_trained = int(np.count_nonzero(mask & (self.arrays[FIRST_TRAINED][place] != 0)))
+        mask.fill(False)
+        return num_trained, num_transitions - num_trained
 
     def _write(self, slot: Slot, lane: int) -> None:
         assert slot.producer is not None, "checked by the caller"
         number, layout = self.next_number, self.layout
         place = number % layout.num_segments
-        for name in layout.steps:
-            self.arrays[name][place] = slot.arrays[name][:, lane]
-        for name in layout.frames:
+        if layout.stacks:
+            self._write_images(slot, lane, place)  # first: where it raises, the place stays free
+        for name in (*layout.steps, *layout.frames):
             if name not in layout.stacks:
                 self.arrays[name][place] = slot.arrays[name][:, lane]
-        if layout.stacks:
-            self._write_images(slot, lane, place)
         env_steps = self.env_steps + int(np.count_nonzero(slot.arrays["mask"][:, lane]))
         headers = (slot.producer.index, slot.producer.incarnation, lane, slot.sequence, env_steps)
         for name, value in zip((PRODUCER, INCARNATION, LANE, SEQUENCE, ENV_STEPS), headers, strict=True):
@@ -200,6 +203,7 @@ class Segments:
         marks = self.arrays[MARK]
         misplaced = (marks < 0) | ((marks - 1) % self.layout.num_segments != np.arange(self.layout.num_segments))
         marks[misplaced] = 0
+        self.arrays["mask"][marks == 0] = False
         numbers = np.sort(marks[marks > 0]) - 1
         for number in numbers.tolist():
             self._link(number)

@@ -39,7 +39,7 @@ class SumTree:
         """Set the numbers at these places, [N]. If a place occurs twice, its last number counts."""
         self._numbers[places] = numbers
         blocks = places // BLOCK
-        self._sums[blocks] = self._blocks[blocks].sum(axis=1)
+        self._sums[blocks] = self._blocks.take(blocks, axis=0).sum(axis=1)
 
     def fill(self, numbers: Integers) -> None:
         """Set the numbers at all places, [size]."""
@@ -54,6 +54,6 @@ class SumTree:
         ends = self._sums.cumsum()
         blocks = ends.searchsorted(values, side="right")
         left = values - (ends[blocks] - self._sums[blocks])
-        ends_within = self._blocks[blocks].cumsum(axis=1)
-        places: Integers = blocks * BLOCK + np.count_nonzero(ends_within <= left[:, None], axis=1)
+        ends_within = self._blocks.take(blocks, axis=0).cumsum(axis=1)
+        places: Integers = blocks * BLOCK + (ends_within > left[:, None]).argmax(axis=1)
         return places
