@@ -35,7 +35,7 @@ def segments_of(source: SlotSource, num_segments: int, stacks: dict[str, int] | 
 def held_keys(segments: Segments) -> np.ndarray:
     """Return the keys of all transitions."""
     marks, mask = segments.arrays[MARK], segments.arrays["mask"]
-    place, step = np.nonzero(mask & (marks > 0)[:, None])
+    place, step = np.nonzero(mask)
     return (marks[place] - 1) * segments.layout.num_steps + step
 
 
@@ -253,12 +253,14 @@ def test_stacked_images_take_the_room_of_one_image_a_step(num_steps: int) -> Non
 
 def test_observations_that_are_no_stacks_are_refused() -> None:
     source = SlotSource(num_steps=5, num_lanes=1, make=stacked)
-    segments = segments_of(source, 4, {OBSERVATION: 4})
+    segments = segments_of(source, 1, {OBSERVATION: 4})
     slot = source.slot()
     while not slot.arrays["mask"][-1, 0]:
         slot = source.slot()
+    segments.insert(slot)
     slot.arrays[OBSERVATION][-1, 0, 0] += 1
     with pytest.raises(ValueError, match="after 5 steps the 4 images of lane 0 are not the last images of its frames"):
         segments.insert(slot)
+    assert not segments.flat["mask"].any(), "nothing can be drawn from the place that was freed for it"
     with pytest.raises(ValueError, match=r"observation has the shape \(4, 6, 5\), and not 3 images"):
         ReplayLayout.of(source.layout, capacity=100, stacks={OBSERVATION: 3})
