@@ -8,7 +8,7 @@ enough. As a negative control, rlsrl with a slowed trainer and an almost unbound
 HalfCheetah compares the median returns after a million steps, Pong the mean returns after as many. With replay the
 figure is the number of environment steps to a mean return of episodes without exploration; the control makes a
 twentieth of the updates. A run whose trainer is slowed, and one in which a worker of each role is killed, have to learn
-alike, too.
+alike, too. With ``--hold`` the single file itself is held against Stable-Baselines3 by the same check.
 
 Each run is stored in ``docs/benchmarks/learning-NAME.json`` when it ends, and is not repeated: an interrupted
 comparison continues. After a change of rlsrl's learning, use ``--restart``, which first removes rlsrl's runs. No figure
@@ -36,7 +36,7 @@ from typing import Any
 
 import machine
 from contestants import PEERS, Contestant, ContestantFailed, Progress, Rlsrl, Setting
-from figures import RLSRL, SINGLE_FILE
+from figures import RLSRL, SINGLE_FILE, STABLE_BASELINES3
 from hindrances import KILLED_ROLES, SLICE_SECONDS, SLOWED, STEPS_BETWEEN_KILLS, killed, slow_trainer
 from learning_verdicts import COVERAGE, Verdict, mean_verdict, ratio_of_medians
 from machine import REPOSITORY
@@ -48,6 +48,7 @@ HINDERED = "rlsrl, hindered"
 """The negative control, which the check must find worse."""
 FEWER = 20
 """With replay the control makes so many times fewer updates."""
+PLAIN_DQN = ("reference_dqn.py", "--plain")
 LARGEST_LAG = 64
 """The largest lag that a spec allows."""
 KEPT_AS = "learning-"
@@ -289,6 +290,17 @@ def programs_of(comparison: Comparison) -> tuple[Program, Program]:
     )
 
 
+def programs_held(comparison: Comparison) -> tuple[Program, Program]:
+    """Return (the single file, Stable-Baselines3), both without double Q-learning, which the latter does not have."""
+    _, single = programs_of(comparison)
+    other = next(peer for peer in PEERS if peer.name == STABLE_BASELINES3)
+    if comparison.workload.algorithm == "dqn":
+        plain = next(peer for peer in PEERS if peer.name == SINGLE_FILE)
+        plain = replace(plain, name=f"{SINGLE_FILE}, plain", pins=SINGLE_FILE, programs={"dqn": PLAIN_DQN})
+        single = replace(single, name=plain.name, contestant=plain)
+    return single, replace(single, name=other.name, contestant=other)
+
+
 def control_of(comparison: Comparison) -> Program:
     """Return the negative control: rlsrl with a slow trainer and the largest lag, or with few updates."""
     if isinstance(comparison.workload, ReplayWorkload):
@@ -347,23 +359,9 @@ def compare(
     for forgotten in (RLSRL, HINDERED) if restart else ():
         runs.forget(forgotten)
     rlsrl, single = programs_of(comparison)
-    single.contestant.install()
     log(f"{name}: {comparison.what}")
-    num_seeds = comparison.seeds
-    while True:
-        seeds = range(1, num_seeds + 1)
-        mine, theirs = (make_runs(comparison, program, seeds, runs) for program in (rlsrl, single))
-        found = comparison.judge(mine, theirs)
-        log(str(found))
-        if found.verdict != "not decided" or num_seeds >= comparison.most_seeds:
-            break
-        num_seeds = min(2 * num_seeds, comparison.most_seeds)
-    verdict = {
-        "what": comparison.what,
-        **asdict(found),
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.described(REPOSITORY),
-    }
+    found, theirs = decide(comparison, rlsrl, single, runs)
+    verdict = _kept_verdict(comparison, found)
     if not comparison.has_control:
         runs.judge(verdict)
         return found.verdict == "alike"
@@ -376,6 +374,41 @@ def compare(
     log(f"{control}: {'as expected' if is_worse else 'NOT WORSE, SO THE CHECK PROVES NOTHING'}")
     runs.judge({**verdict, "control": asdict(control)})
     return found.verdict == "alike" and is_worse
+
+
+def hold(name: str, *, folder: Path = FOLDER, comparisons: Mapping[str, Comparison] = COMPARISONS) -> bool:
+    """Compare the single file with Stable-Baselines3; return whether they learn alike. Their runs are kept, too."""
+    comparison = comparisons[name]
+    single, other = programs_held(comparison)
+    log(f"{name}: {comparison.what}; {single.name} and {other.name}")
+    runs = Runs(folder / f"{KEPT_AS}{name}-single-file.json")
+    found, _ = decide(comparison, single, other, runs)
+    runs.judge(_kept_verdict(comparison, found))
+    return found.verdict == "alike"
+
+
+def decide(comparison: Comparison, mine: Program, theirs: Program, runs: Runs) -> tuple[Judgement, Series]:
+    """Make runs until it is decided or the seeds are used up; return the judgement and the second program's figures."""
+    num_seeds = comparison.seeds
+    for program in (mine, theirs):
+        program.contestant.install()
+    while True:
+        seeds = range(1, num_seeds + 1)
+        first, second = (make_runs(comparison, program, seeds, runs) for program in (mine, theirs))
+        found = comparison.judge(first, second)
+        log(str(found))
+        if found.verdict != "not decided" or num_seeds >= comparison.most_seeds:
+            return found, second
+        num_seeds = min(2 * num_seeds, comparison.most_seeds)
+
+
+def _kept_verdict(comparison: Comparison, found: Judgement) -> dict[str, Any]:
+    return {
+        "what": comparison.what,
+        **asdict(found),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine.described(REPOSITORY),
+    }
 
 
 def _thinned(curve: Sequence[tuple[float, float | None]], most: int = 200) -> Sequence[tuple[float, float | None]]:
@@ -391,9 +424,12 @@ def main() -> int:
     parser.add_argument(
         "--restart", action="store_true", help="remove rlsrl's kept runs first, after a change of its learning"
     )
+    parser.add_argument("--hold", action="store_true", help="hold the single file against Stable-Baselines3")
     arguments = parser.parse_args()
     ended_by_signals()
     try:
+        if arguments.hold:
+            return 0 if hold(arguments.comparison) else 1
         return 0 if compare(arguments.comparison, restart=arguments.restart) else 1
     except ContestantFailed as error:
         print(f"learning: {error}", file=sys.stderr)

@@ -9,8 +9,8 @@ With ``--report`` it prints a line of JSON per iteration. An iteration gathers a
 trains on all that is due. Every ``--evaluate-every`` env steps it plays ``--evaluation-episodes`` greedy episodes and
 writes their mean return.
 
-It differs from CleanRL in three points: double Q-learning, several environments, and Huber's loss. The environments'
-NEXT_STEP autoreset makes a step without a transition, which is not stored.
+It differs from CleanRL in three points: double Q-learning, which ``--plain`` omits, several environments, and Huber's
+loss. The environments' NEXT_STEP autoreset makes a step without a transition, which is not stored.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minibatch-size", type=int, default=64)
     parser.add_argument("--capacity", type=int, default=100_000)
     parser.add_argument("--start", type=int, default=1000, help="transitions before training begins")
+    parser.add_argument("--plain", action="store_true", help="no double Q-learning: the target network chooses, too")
     parser.add_argument("--target-period", type=int, default=128, help="updates between two copies of the network")
     parser.add_argument("--learning-rate", type=float, default=2.3e-3)
     parser.add_argument("--discount", type=float, default=0.99)
@@ -193,8 +194,9 @@ class Trainer:
     def loss_backward(self, rows: dict[str, Tensor]) -> None:
         chosen = self.online(rows["observation"]).gather(1, rows["action"][:, None]).squeeze(1)
         with torch.no_grad():
-            best = self.online(rows["following"]).argmax(dim=1, keepdim=True)
-            value = self.target(rows["following"]).gather(1, best).squeeze(1)
+            values = self.target(rows["following"])
+            choosing = values if self.args.plain else self.online(rows["following"])
+            value = values.gather(1, choosing.argmax(dim=1, keepdim=True)).squeeze(1)
             target = rows["reward"] + self.args.discount * (1.0 - rows["terminated"]) * value
         loss = functional.huber_loss(chosen, target)
         loss.backward()

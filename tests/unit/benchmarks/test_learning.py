@@ -16,9 +16,21 @@ from typing import Any
 import learning
 import pytest
 from contestants import OUTPUT, RUN, ContestantFailed, Peer, Progress, Rlsrl
-from figures import RLSRL, SINGLE_FILE
+from figures import RLSRL, SINGLE_FILE, STABLE_BASELINES3
 from hindrances import slow_trainer
-from learning import COMPARISONS, HINDERED, Comparison, Program, Runs, compare, control_of, make_runs, programs_of
+from learning import (
+    COMPARISONS,
+    HINDERED,
+    Comparison,
+    Program,
+    Runs,
+    compare,
+    control_of,
+    hold,
+    make_runs,
+    programs_held,
+    programs_of,
+)
 from workloads import WORKLOADS
 
 from rlsrl.testing.waiting import until
@@ -80,6 +92,29 @@ def test_equal_numbers_of_steps_are_alike(tmp_path: Path, stage: Stage, made: Ca
     assert good
     assert (kept["verdict"], kept["control"]["verdict"]) == ("alike", "higher")
     assert sorted(made()) == sorted(f"{name} {seed}" for name in (RLSRL, SINGLE_FILE, HINDERED) for seed in (1, 2, 3))
+
+
+def test_the_single_file_is_held_against_another_library(
+    tmp_path: Path, stage: Stage, made: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = stage(rlsrl=1, single=10_000, hindered=1)
+    _, single = learning.programs_of(comparison)
+    other = replace(single, name=STABLE_BASELINES3)
+    monkeypatch.setattr(learning, "programs_held", lambda _: (single, other))
+    assert hold("cartpole", folder=tmp_path, comparisons={"cartpole": comparison})
+    kept = json.loads((tmp_path / "learning-cartpole-single-file.json").read_text())
+    assert (kept["verdict"], [*kept["programs"]]) == ("alike", [SINGLE_FILE, STABLE_BASELINES3])
+    assert sorted(made()) == sorted(f"{SINGLE_FILE} {seed}" for seed in (1, 1, 2, 2, 3, 3))
+
+
+@pytest.mark.parametrize("name", ["cartpole-dqn", "pendulum-sac", "pendulum-td3"])
+def test_programs_that_are_held_know_their_options(name: str) -> None:
+    comparison = COMPARISONS[name]
+    for held in programs_held(comparison):
+        _, program, *words = held.contestant.command(comparison.workload, held.setting, Path(), seed=1)
+        options = {word for word in words if word.startswith("--")}
+        assert {option for option in options if f'"{option}"' not in Path(program).read_text()} == set()
+        assert ("--plain" in options) == (Path(program).name == "reference_dqn.py")
 
 
 def test_twice_as_many_steps_are_worse(tmp_path: Path, stage: Stage) -> None:
