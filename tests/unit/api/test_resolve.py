@@ -23,7 +23,7 @@ from rlsrl.api.resolved import (
 )
 from rlsrl.api.spec import Mlp, Network, ParameterVersions, PpoSpec, Stop, WorkerEnvironment
 from rlsrl.streams.handshake import MAX_SLOTS
-from rlsrl.workers.build.actor import _exponents
+from rlsrl.workers.build.actor import _exploration, _exponents
 
 ConfigT = TypeVar("ConfigT")
 PLACEMENT = local_placement(run_uid="0f3a", run_folder=PurePosixPath("/runs/one"))
@@ -399,6 +399,14 @@ def test_actors_whose_environments_have_epsilons_of_their_own_know_how_many_ther
         np.testing.assert_allclose(np.concatenate(exponents), [1 + 7 * i / 11 for i in range(12)], rtol=1e-6)
     else:
         assert exponents == [None, None]
+
+
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_actors_know_the_noise_of_their_actions(name: str) -> None:
+    for noise in ("white", "pink"):
+        algorithm = f"algorithm={{{name}: {{explorationNoise: {noise}}}}}"
+        actor = resolved(algorithm, "pacing={trainStepsPerEnvStep: 1}").actor
+        assert (_exploration(actor, range(2)).pink is not None) is (noise == "pink")
 
 
 def test_arguments_by_rank() -> None:

@@ -26,6 +26,7 @@ from rlsrl.policies.exported import MASKED_LOGIT, ExportedActor
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.networks import MlpActionValues, MlpActorCritic
 from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes, NumpyPolicy
+from rlsrl.policies.sampling import Exploration
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.rollouts import continuous_env_spec, discrete_env_spec, masked_env_spec, pixels_env_spec
@@ -97,14 +98,19 @@ def test_draws_and_log_probabilities_follow_the_distribution(kind: str, exponent
     env_spec, epsilon = masked_env_spec(), 0.4
     policy = policy_of(env_spec, epsilon)
     slot = random_slot(env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(3))
-    sizes: dict[str, Any] = {"num_steps": NUM_STEPS, "num_lanes": NUM_LANES, "rng": np.random.default_rng(5)}
+    sizes: dict[str, Any] = {
+        "num_steps": NUM_STEPS,
+        "num_lanes": NUM_LANES,
+        "rng": np.random.default_rng(5),
+        "exploration": Exploration(exponents=exponents),
+    }
     actor: LocalActor
     if kind == "torch":
-        actor = PolicyActor(policy, env_spec, exponents=exponents, **sizes)
+        actor = PolicyActor(policy, env_spec, **sizes)
     else:
         exported = policy.export()
         assert exported is not None
-        actor = (NumpyActor if kind == "exported" else NumpyLanes)(exported, exponents=exponents, **sizes)
+        actor = (NumpyActor if kind == "exported" else NumpyLanes)(exported, **sizes)
         actor.load(version(policy, {EPSILON: np.array(epsilon, np.float32)}))
     actor.begin(slot)
     lanes: list[tuple[RolloutActor, Slot]] = [(actor, slot)]

@@ -21,6 +21,7 @@ from rlsrl.api.spec import (
     FixedVersion,
     Network,
     NetworkOutputs,
+    NoiseColor,
     ParameterVersions,
     PausedWorkers,
     Stop,
@@ -286,6 +287,8 @@ class ActorConfig(RoleConfig):
     """What the network computes."""
     epsilon_spread: Annotated[float, Field(ge=0)] = 0.0
     """How much the epsilons of environments differ: see ``rlsrl.policies.epsilon_greedy.ape_x_exponents``."""
+    noise_color: NoiseColor = "white"
+    """The noise of actions that are vectors: see ``rlsrl.policies.pink_noise``."""
     num_actors: PositiveInteger | None = None
     """Number of actors that share ``environments``, or whose number an environment with its place, or its epsilon, gets
     to know. None with ``environments_per_actor`` otherwise: then actors need no restart when others come and go."""

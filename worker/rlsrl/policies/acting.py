@@ -21,7 +21,7 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.specs import EnvSpec
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.exported import ExportedActor
-from rlsrl.policies.sampling import sampler_for
+from rlsrl.policies.sampling import AS_DISTRIBUTED, Exploration, sampler_for
 
 
 class Policy(ABC):
@@ -97,15 +97,15 @@ class DistributionActor:
         num_lanes: int,
         rng: np.random.Generator,
         greedy: bool = False,
-        exponents: NDArray[np.float32] | None = None,
+        exploration: Exploration = AS_DISTRIBUTED,
     ) -> None:
         """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
 
-        ``greedy``: take the most probable action, as evaluation does. ``exponents``: see ``make_sampler``.
+        ``greedy``: take the most probable action, as evaluation does. ``exploration``: beside what the policy says.
         """
         self._paths = list(env_spec.observation)
         self._sampler = sampler_for(
-            env_spec.action, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy, exponents=exponents
+            env_spec.action, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy, exploration=exploration
         )
 
     def begin(self, slot: Slot) -> None:
@@ -148,11 +148,11 @@ class PolicyActor(DistributionActor, LocalActor):
         num_lanes: int,
         rng: np.random.Generator,
         greedy: bool = False,
-        exponents: NDArray[np.float32] | None = None,
+        exploration: Exploration = AS_DISTRIBUTED,
     ) -> None:
         """Act by ``policy``; the other arguments are those of ``DistributionActor``."""
         DistributionActor.__init__(
-            self, env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy, exponents=exponents
+            self, env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy, exploration=exploration
         )
         self._policy = policy
 

@@ -22,7 +22,7 @@ from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import RolloutActor
-from rlsrl.policies.sampling import Sampler, sampler_for
+from rlsrl.policies.sampling import AS_DISTRIBUTED, Exploration, Sampler, sampler_for
 
 
 class LanesAbandoned(Exception):
@@ -139,11 +139,11 @@ class RequestingLanes:
         num_lanes: int,
         rng: np.random.Generator,
         load: Callable[[Parameters], None] = lambda _: None,
-        exponents: NDArray[np.float32] | None = None,
+        exploration: Exploration = AS_DISTRIBUTED,
     ) -> None:
         """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
 
-        ``exponents``: see ``make_sampler``.
+        ``exploration``: beside what the policy says.
         ``load`` makes the policy that answers these lanes use new weights. The requests carry ``number``.
         """
         self.load = load
@@ -154,7 +154,7 @@ class RequestingLanes:
         self.min_version = INITIAL
         """The oldest weights that may answer."""
         self._sampler = sampler_for(
-            env_spec.action, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=False, exponents=exponents
+            env_spec.action, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=False, exploration=exploration
         )
         self._samplers = [self._sampler.of_lane(lane) for lane in range(num_lanes)]
         self.lanes = tuple(RequestingLane(self, lane, requests, sampler) for lane, sampler in enumerate(self._samplers))

@@ -31,7 +31,7 @@ from rlsrl.policies.exported import (
 )
 from rlsrl.policies.normalization import Standardization
 from rlsrl.policies.one_hot import OneHot
-from rlsrl.policies.sampling import Sampler, make_sampler
+from rlsrl.policies.sampling import AS_DISTRIBUTED, Exploration, Sampler, make_sampler
 
 NORM_EPSILON = 1e-5
 """Added to the variance in a layer normalisation, as ``nn.LayerNorm`` does by default."""
@@ -288,11 +288,11 @@ class NumpyActor(NumpyLane, LocalActor):
         num_lanes: int,
         rng: np.random.Generator,
         greedy: bool = False,
-        exponents: Floats | None = None,
+        exploration: Exploration = AS_DISTRIBUTED,
     ) -> None:
         """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
 
-        ``greedy``: take the most probable action, as evaluation does. ``exponents``: see ``make_sampler``.
+        ``greedy``: take the most probable action, as evaluation does. ``exploration``: beside what the policy says.
         """
         self._weights = DenseWeights(exported)
         head = exported.head
@@ -304,7 +304,7 @@ class NumpyActor(NumpyLane, LocalActor):
             num_lanes=num_lanes,
             rng=rng,
             greedy=greedy,
-            exponents=exponents,
+            exploration=exploration,
         )
         super().__init__(DenseStack(self._weights, num_lanes), exported, sampler)
         self._written: Version | None = None
@@ -355,10 +355,10 @@ class NumpyLanes(NumpyActor):
         num_steps: int,
         num_lanes: int,
         rng: np.random.Generator,
-        exponents: Floats | None = None,
+        exploration: Exploration = AS_DISTRIBUTED,
     ) -> None:
         """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes: see ``NumpyActor``."""
-        super().__init__(exported, num_steps=num_steps, num_lanes=num_lanes, rng=rng, exponents=exponents)
+        super().__init__(exported, num_steps=num_steps, num_lanes=num_lanes, rng=rng, exploration=exploration)
         self._samplers = [self._sampler.of_lane(lane) for lane in range(num_lanes)]
         # matmul keeps the interpreter lock, dot releases it. Other threads wait for the lock: passing it on takes
         # longer than the product of one lane.

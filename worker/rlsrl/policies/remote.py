@@ -17,6 +17,7 @@ from rlsrl.data.slots import Slot
 from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.policies.acting import DistributionActor, RolloutActor
+from rlsrl.policies.sampling import AS_DISTRIBUTED, Exploration
 from rlsrl.streams.inference import Answer, InferenceClient, InferenceFailed
 
 MAX_FAILURES = 3
@@ -119,10 +120,10 @@ class RemoteActor(DistributionActor, RolloutActor):
         num_steps: int,
         num_lanes: int,
         rng: np.random.Generator,
-        exponents: NDArray[np.float32] | None = None,
+        exploration: Exploration = AS_DISTRIBUTED,
     ) -> None:
         """Act for the group of that number; the other arguments are those of ``DistributionActor``."""
-        super().__init__(env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng, exponents=exponents)
+        super().__init__(env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng, exploration=exploration)
         self.group = group
         """The number of the group that goes on when the answer comes."""
         self._policy = policy

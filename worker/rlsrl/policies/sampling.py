@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlsrl.data.specs import ActionPart, ActionSpec, PartKind
 from rlsrl.policies.epsilon_greedy import raise_epsilon
 from rlsrl.policies.exploration import UNIFORM_LOG_STD
 from rlsrl.policies.exported import LOG_STD_RANGE, SMALLEST
+from rlsrl.policies.pink_noise import PinkNoise, PinkProcess
 
 Floats = NDArray[np.float32]
 
@@ -28,6 +30,20 @@ LOG_TWO = np.float32(math.log(2.0))
 SQRT_TWO_OVER_PI = np.float32(math.sqrt(2.0 / math.pi))
 LARGEST_TANH = np.float32(1.0 - 1e-6)
 """Squashed actions are cut to this before their tanh is undone: in float32 it reaches 1."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Exploration:
+    """How an actor's lanes explore, beside what the policy's distributions say."""
+
+    exponents: Floats | None = None
+    """The power of each lane's epsilon, [N], where actions are chosen by their values; None: 1."""
+    pink: PinkNoise | None = None
+    """The noise of vectors of floats; None: independent from step to step."""
+
+
+AS_DISTRIBUTED = Exploration()
+"""Lanes explore as the distributions say."""
 
 
 class Sampler(ABC):
@@ -164,6 +180,9 @@ class GaussianSampler(PartSampler):
 
     PARAMETERS_PER_OUTPUT = 2
 
+    pink: PinkProcess | None = None
+    """Draws the noise; None: it is independent from step to step."""
+
     def __init__(self, noise: Floats, rng: np.random.Generator | None, parameters: Floats | None = None) -> None:
         """``noise`` is [T, D, N]."""
         super().__init__(noise, rng, parameters)
@@ -174,7 +193,10 @@ class GaussianSampler(PartSampler):
 
     @override
     def _draw(self, rng: np.random.Generator) -> None:
-        rng.standard_normal(out=self._noise, dtype=np.float32)
+        if self.pink is None:
+            rng.standard_normal(out=self._noise, dtype=np.float32)
+        else:
+            self.pink.fill(self._noise, rng)
 
     @override
     def choose(self, step: int, out: NDArray[Any]) -> None:
@@ -281,7 +303,13 @@ SAMPLERS: Mapping[PartKind, type[PartSampler]] = {
 class JointSampler(Sampler):
     """Draws each part of an action by a sampler of its own, one part after the other. Parts are independent."""
 
-    def __init__(self, parts: Sequence[ActionPart], noises: Sequence[Floats], rng: np.random.Generator | None) -> None:
+    def __init__(
+        self,
+        parts: Sequence[ActionPart],
+        noises: Sequence[Floats],
+        rng: np.random.Generator | None,
+        pink: PinkNoise | None = None,
+    ) -> None:
         """``noises`` has the noise of each part, [T, num_outputs, N]."""
         super().__init__(noises[0], rng)
         num_steps, _, num_lanes = noises[0].shape
@@ -290,8 +318,8 @@ class JointSampler(Sampler):
         self._parts = tuple(parts)
         self._noises = tuple(noises)
         self._samplers = [
-            SAMPLERS[part.kind](noise, rng, self.parameters[:, begin:end])
-            for part, noise, (begin, end) in zip(parts, noises, pairwise(ends), strict=True)
+            _sampler_of(part, number, noise, rng, self.parameters[:, begin:end], pink)
+            for number, (part, noise, (begin, end)) in enumerate(zip(parts, noises, pairwise(ends), strict=True))
         ]
         entries = pairwise([0, *accumulate(part.num_entries for part in parts)])
         self._places = [
@@ -337,19 +365,35 @@ def make_sampler(
     num_lanes: int,
     rng: np.random.Generator,
     greedy: bool,
-    exponents: Floats | None = None,
+    exploration: Exploration = AS_DISTRIBUTED,
 ) -> Sampler:
     """Return the sampler of actions with those parts.
 
     ``is_joint``: actions are vectors, [N, entries], also with one part.
     ``greedy``: take the most probable action. Nothing is drawn from ``rng`` then.
-    ``exponents``: the power of each lane's epsilon, [N], where actions are chosen by their values; None: 1.
     """
     noises = [np.zeros((num_steps, part.num_outputs, num_lanes), np.float32) for part in parts]
     drawn_from = None if greedy else rng
-    if exponents is not None:
-        return EpsilonGreedySampler(noises[0], drawn_from, exponents)
-    return JointSampler(parts, noises, drawn_from) if is_joint else SAMPLERS[parts[0].kind](noises[0], drawn_from)
+    if exploration.exponents is not None:
+        return EpsilonGreedySampler(noises[0], drawn_from, exploration.exponents)
+    if is_joint:
+        return JointSampler(parts, noises, drawn_from, exploration.pink)
+    return _sampler_of(parts[0], 0, noises[0], drawn_from, None, exploration.pink)
+
+
+def _sampler_of(
+    part: ActionPart,
+    number: int,
+    noise: Floats,
+    rng: np.random.Generator | None,
+    parameters: Floats | None,
+    pink: PinkNoise | None,
+) -> PartSampler:
+    """Return the sampler of the part of that number."""
+    sampler = SAMPLERS[part.kind](noise, rng, parameters)
+    if pink is not None and isinstance(sampler, GaussianSampler):
+        sampler.pink = pink.of_part(number, noise.shape[1:])
+    return sampler
 
 
 def sampler_for(
@@ -359,7 +403,7 @@ def sampler_for(
     num_lanes: int,
     rng: np.random.Generator,
     greedy: bool,
-    exponents: Floats | None = None,
+    exploration: Exploration = AS_DISTRIBUTED,
 ) -> Sampler:
     """Return the sampler of such actions: see ``make_sampler``."""
     return make_sampler(
@@ -369,5 +413,5 @@ def sampler_for(
         num_lanes=num_lanes,
         rng=rng,
         greedy=greedy,
-        exponents=exponents,
+        exploration=exploration,
     )

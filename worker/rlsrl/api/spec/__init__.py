@@ -35,7 +35,7 @@ from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import FilesystemStore, ObjectStore, ParameterStore, ParameterVersions
 from rlsrl.api.spec.policy import VALUE_OPTIONS, Cnn, CustomNetwork, Mlp, Network, PolicySpec
 from rlsrl.api.spec.run import PausedWorkers, Restarts, Security, Stop, Tracking, Wandb
-from rlsrl.api.spec.scalars import VectorActions
+from rlsrl.api.spec.scalars import NoiseColor, VectorActions
 from rlsrl.api.spec.workers import (
     Actors,
     BufferWorkers,
@@ -82,6 +82,7 @@ __all__ = [
     "Mlp",
     "Network",
     "NetworkOutputs",
+    "NoiseColor",
     "ObjectStore",
     "OptimizerName",
     "Pacing",

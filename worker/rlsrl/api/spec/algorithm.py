@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from rlsrl.api.model import INTEGRAL, LIVE, REFUSE, REFUSE_OTHER, Arguments, Model
 from rlsrl.api.spec.policy import HiddenSizes
-from rlsrl.api.spec.scalars import Attribute, Count, VectorActions
+from rlsrl.api.spec.scalars import Attribute, Count, NoiseColor, VectorActions
 
 OptimizerName = Literal["adam", "radam"]
 """Adam (Kingma and Ba 2015), or RAdam (Liu et al. 2020)."""
@@ -140,6 +140,11 @@ class AlgorithmSettings(Model):
     def lanes_differ_by(self) -> float:
         """How much the epsilons of environments differ; 0: not at all."""
         return 0.0
+
+    @property
+    def noise_color(self) -> NoiseColor:
+        """The noise by which actors choose actions that are vectors."""
+        return "white"
 
     @property
     def critic_network(self) -> CriticSpec | None:
@@ -377,6 +382,15 @@ class TwinCriticSettings(ReplaySettings):
     """How criticLearningRate changes during training. Constant by default."""
     tau: Annotated[float, Field(gt=0, le=1)] = 0.005
     """How far target networks move towards the trained ones, each time that they do: 1 copies them."""
+    exploration_noise: NoiseColor = "white"
+    """The noise by which actors choose actions that are vectors, uniform ones among them: independent from step to step
+    (``white``), or with slow changes as strong as fast ones (``pink``; Eberhard et al. 2023), for environments that
+    independent noise hardly explores."""
+
+    @property
+    @override
+    def noise_color(self) -> NoiseColor:
+        return self.exploration_noise
 
     @property
     @override

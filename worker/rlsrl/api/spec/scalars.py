@@ -24,5 +24,7 @@ Attribute = Annotated[
 VectorActions = Literal["gaussian", "squashed", "clipped"]
 """How a policy draws actions that are vectors of floats: from a Gaussian, whose samples the environment's bounds cut;
 as the tanh of such samples; or around means within the bounds, cut to these before anything sees them."""
+NoiseColor = Literal["white", "pink"]
+"""How noise changes from step to step: independently, or with slow changes as strong as fast ones."""
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253, examples=["my-object"])]
 """The name of a Kubernetes object."""

@@ -26,7 +26,9 @@ from rlsrl.policies.epsilon_greedy import ape_x_exponents
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.lane_requests import LaneRequests, RequestingLanes
 from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes
+from rlsrl.policies.pink_noise import PinkNoise
 from rlsrl.policies.remote import RemoteActor, RemotePolicy
+from rlsrl.policies.sampling import Exploration
 from rlsrl.runtime.ledger import ActorLedger
 from rlsrl.streams.grpc_inference.client import GrpcInferenceClient, InferenceClientOptions
 from rlsrl.streams.protocols import SampleProducer
@@ -195,7 +197,7 @@ def _remote_groups(
             num_steps=num_steps,
             num_lanes=envs.num_envs,
             rng=rng,
-            exponents=_exponents(config, ranks[number * size : (number + 1) * size]),
+            exploration=_exploration(config, ranks[number * size : (number + 1) * size]),
         )
         returns = _returns(config, envs.num_envs)
         groups.append(LockstepEnvGroup(envs, actor, num_steps=num_steps, returns=returns))
@@ -319,8 +321,13 @@ def _lanes(config: ActorConfig, context: WorkerContext) -> dict[str, Any]:
         "num_steps": config.rollout_length,
         "num_lanes": len(ranks),
         "rng": _noise(config, context, 0),
-        "exponents": _exponents(config, ranks),
+        "exploration": _exploration(config, ranks),
     }
+
+
+def _exploration(config: ActorConfig, ranks: range) -> Exploration:
+    """Return how the environments with these ranks explore."""
+    return Exploration(exponents=_exponents(config, ranks), pink=PinkNoise() if config.noise_color == "pink" else None)
 
 
 def _exponents(config: ActorConfig, ranks: range) -> NDArray[np.float32] | None:
