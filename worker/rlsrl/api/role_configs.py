@@ -76,15 +76,10 @@ class ResolutionContext:
         """The shared memory that weights travel through; None: they travel over gRPC, through the coordinator."""
         return None if self.spec.transport == "grpc" else self.placement.parameters_endpoint
 
-    @property
-    def has_shards(self) -> bool:
-        """Whether buffer workers keep the transitions of an algorithm that replays."""
-        return self.num_workers[BUFFER] > 0 and self.spec.algorithm.chosen.draws_from is not None
-
     @cached_property
     def samples_endpoints(self) -> tuple[str, ...]:
         """Where each trainer rank takes samples. Shards of a replay store speak gRPC on one machine, too."""
-        return self._endpoints(TRAINER, shared=self.parameters_endpoint is not None and not self.has_shards)
+        return self._endpoints(TRAINER, shared=self.parameters_endpoint is not None and not self.spec.keeps_in_buffers)
 
     @cached_property
     def buffer_endpoints(self) -> tuple[str, ...]:
@@ -253,7 +248,7 @@ def buffer_config(context: ResolutionContext) -> BufferConfig:
         buffer_endpoints=context.buffer_endpoints,
         samples_endpoints=context.samples_endpoints,
         peer_timeout_seconds=PEER_TIMEOUT_SECONDS,
-        replay=shard if context.has_shards else None,
+        replay=shard if context.spec.keeps_in_buffers else None,
     )
 
 

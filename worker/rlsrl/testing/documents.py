@@ -141,6 +141,7 @@ EXAMPLES = {
     "spec.parameters.store.objectStore.credentialsSecret": "bucket-keys",
     "spec.parameters.store.filesystem.size": "50Gi",
     "spec.parameters.store.filesystem.storageClassName": "standard",
+    "spec.bufferWorkers.volume.size": "50Gi", "spec.bufferWorkers.volume.storageClassName": "standard",
     "spec.trainers.gpuResource": "amd.com/gpu", "spec.security.tlsSecret": "certificates",
     "spec.tracking.wandb.project": "my-project", "spec.tracking.wandb.entity": "my-team",
     "spec.evaluators.parameters.version": "1.2500", "spec.evaluators.parameters.tag": "best",
@@ -296,7 +297,8 @@ def with_value(case: Case, value: Any) -> JsonDocument:
     spec = document["spec"]
     if case.path[-1] in VALUE_OPTIONS:
         spec["algorithm"] = {"pqn": {}}
-    if case.path[:2] == ("spec", "pacing") and case.path[-1] in RATIO:
+    is_for_replay = case.path[:2] == ("spec", "pacing") and case.path[-1] in RATIO
+    if is_for_replay or case.path[:3] == ("spec", "bufferWorkers", "volume"):
         _opened(document, STORES["custom"])
     if _store_of(document) is not None:
         spec.setdefault("pacing", {})["trainStepsPerEnvStep"] = 1
@@ -410,7 +412,7 @@ def _fit_replay(document: JsonDocument, store: tuple[str, ...], rng: random.Rand
     """Change what does not go with replay."""
     spec, replay = document["spec"], _opened(document, store)
     spec["pacing"]["trainStepsPerEnvStep"] = rng.choice([0.001, 0.25, 1, 100])
-    spec.pop("bufferWorkers", None)
+    has_buffers = spec.pop("bufferWorkers", None) is not None
     spec["trainers"].pop("batchEnvironments", None)
     actors = spec["actors"]
     num_actors = min(actors["replicas"], actors.get("environments", actors["replicas"]))
@@ -419,6 +421,9 @@ def _fit_replay(document: JsonDocument, store: tuple[str, ...], rng: random.Rand
     num_trainers = rng.choice([number for number in range(1, shared + 1) if shared % number == 0])
     if num_trainers > 1:
         spec["trainers"]["replicas"] = num_trainers
+    block = inside(spec, ("algorithm", store[2]))
+    if has_buffers and not (spec.get("policy", {}).get("normalizeObservations") or block.get("normalizeRewards")):
+        spec["bufferWorkers"] = {"replicas": num_trainers, **rng.choice([{}, {"volume": {"size": "7Gi"}}])}
     env_steps = actors["rolloutLength"] * -(-num_environments // num_trainers) * num_trainers
     replay["start"] = rng.choice([0, 1000, 5000])
     replay["capacity"] = max(replay["start"], 2 * env_steps) + rng.choice([0, 1, 10**6])
@@ -503,7 +508,10 @@ def refused_documents() -> list[JsonDocument]:
 
 
 def _refused_shards() -> Iterator[JsonDocument]:
-    """Yield documents whose buffer workers cannot keep the transitions of their algorithm."""
+    """Yield documents whose buffer workers cannot keep the transitions of their algorithm, or have none to keep."""
+    without_replay = minimal()
+    without_replay["spec"]["bufferWorkers"] = {"volume": {}}
+    yield without_replay
     for name, path in STORES.items():
         for wrong in ("pacing", "policy", name):
             document = with_value(next(case for case in CASES if case.path == path), {})

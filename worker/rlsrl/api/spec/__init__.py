@@ -45,6 +45,7 @@ from rlsrl.api.spec.workers import (
     FixedVersion,
     Pacing,
     PolicyWorkers,
+    ReplayVolume,
     Trainers,
 )
 
@@ -97,6 +98,7 @@ __all__ = [
     "RLExperiment",
     "ReplaySettings",
     "ReplaySpec",
+    "ReplayVolume",
     "Restarts",
     "SacSpec",
     "ScheduleSpec",

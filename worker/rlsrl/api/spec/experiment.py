@@ -291,6 +291,16 @@ def _trainers_share_shards(spec: ExperimentSpec) -> Fault | None:
     )
 
 
+def _volume_needs_replay(spec: ExperimentSpec) -> Fault | None:
+    if spec.buffer_workers is None or spec.buffer_workers.volume is None or spec.keeps_in_buffers:
+        return None
+    return Fault(
+        f"is of no use: with {spec.algorithm.name}, which does not replay, buffer workers keep nothing that needs a "
+        "volume",
+        "unset, or an algorithm that replays",
+    )
+
+
 def _buffers_take_one_width(spec: ExperimentSpec) -> Fault | None:
     if spec.buffer_workers is None or len(set(spec.actors.rollout_environments)) == 1:
         return None
@@ -559,6 +569,12 @@ _RULES: tuple[CrossFieldRule, ...] = (
         cel=f"!{_REPLAYS} || !has(self.bufferWorkers) || self.bufferWorkers.replicas % {_TRAINERS} == 0",
         message="must be a multiple of trainers.replicas with an algorithm that replays",
     ),
+    CrossFieldRule(
+        at="bufferWorkers.volume",
+        check=_volume_needs_replay,
+        cel=f"!has(self.bufferWorkers) || !has(self.bufferWorkers.volume) || {_REPLAYS}",
+        message="must be unset with an algorithm that does not replay",
+    ),
     _not_with_replay(
         "pacing.maxPolicyLag",
         lambda spec: spec.pacing.max_policy_lag == 0 and "0",
@@ -753,6 +769,11 @@ class ExperimentSpec(Model):
         """
         assert self.pacing.train_steps_per_env_step is not None, "set with an algorithm that replays"
         return self.pacing.train_steps_per_env_step * self.trainers.replicas
+
+    @property
+    def keeps_in_buffers(self) -> bool:
+        """Whether buffer workers keep the transitions of an algorithm that replays."""
+        return self.buffer_workers is not None and self.algorithm.chosen.draws_from is not None
 
     @property
     def environments_per_trainer(self) -> int:

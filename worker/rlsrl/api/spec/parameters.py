@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from rlsrl.api.model import INTEGRAL, LIVE, REFUSE, Model
-from rlsrl.api.spec.scalars import Count, ObjectName, PositiveSeconds
+from rlsrl.api.spec.scalars import Count, ObjectName, PositiveSeconds, VolumeSize, WhenDeleted
 
 
 class FilesystemStore(Model):
     """The run folder; on a cluster, the experiment's volume, a PersistentVolumeClaim ``<name>-data``."""
 
-    size: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}(Mi|Gi|Ti)$", max_length=8, examples=["50Gi"])] = "10Gi"
+    size: VolumeSize = "10Gi"
     """Size of the volume."""
     storage_class_name: ObjectName | None = None
     """The volume's StorageClass; by default the cluster's default class."""
-    when_deleted: Annotated[Literal["Retain", "Delete"], LIVE] = "Retain"
+    when_deleted: Annotated[WhenDeleted, LIVE] = "Retain"
     """Whether the volume is kept or deleted with the experiment."""
 
 

@@ -28,3 +28,7 @@ NoiseColor = Literal["white", "pink"]
 """How noise changes from step to step: independently, or with slow changes as strong as fast ones."""
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253, examples=["my-object"])]
 """The name of a Kubernetes object."""
+VolumeSize = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}(Mi|Gi|Ti)$", max_length=8, examples=["50Gi"])]
+"""The size of a volume."""
+WhenDeleted = Literal["Retain", "Delete"]
+"""What becomes of a volume when its experiment is deleted."""

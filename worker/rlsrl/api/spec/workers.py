@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rlsrl.api.model import GANG, INTEGRAL, LIVE, ROLL, Model, PodTemplate
+from rlsrl.api.model import GANG, INTEGRAL, LIVE, REFUSE, ROLL, Model, PodTemplate
 from rlsrl.api.rules import CrossFieldRule, Fault
-from rlsrl.api.spec.scalars import Count, PositiveSeconds
+from rlsrl.api.spec.scalars import Count, ObjectName, PositiveSeconds, VolumeSize, WhenDeleted
 from rlsrl.api.spread import EnvironmentSpread, EvaluationSpread, spread_environments, spread_evaluation
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -92,6 +92,20 @@ class PolicyWorkers(Model):
     """On a cluster: additions to the pods: see ``actors.podTemplate``."""
 
 
+class ReplayVolume(Model):
+    """On a cluster, with an algorithm that replays: the volume of each buffer worker, a PersistentVolumeClaim
+    ``state-<name>-buffer-<index>``. It keeps the worker's transitions when the pod is replaced, also on another node
+    if volumes of the StorageClass can move there."""
+
+    size: VolumeSize = "10Gi"
+    """Size of each volume. `rlsrl size` shows the bytes of all transitions, of which each buffer worker has an equal
+    part. Where they do not fit, the experiment fails before training, with the transitions that fit."""
+    storage_class_name: ObjectName | None = None
+    """The volumes' StorageClass; by default the cluster's default class."""
+    when_deleted: Annotated[WhenDeleted, LIVE] = "Delete"
+    """Whether the volumes are kept or deleted with the experiment. No later experiment uses what they keep."""
+
+
 class BufferWorkers(Model):
     """The workers between actors and trainers. They pass samples on first in, first out, and hold only what trainers
     have granted, so that policy lag is the same with them as without. Each serves the same number of actors: a trainer
@@ -103,6 +117,9 @@ class BufferWorkers(Model):
     replicas: Annotated[int, Field(ge=1, le=256), INTEGRAL] = 1
     """Number of buffer workers. Must divide the number of actors. Actors choose one by their index. With an algorithm
     that replays, a multiple of ``trainers.replicas``."""
+    volume: Annotated[ReplayVolume, REFUSE] | None = None
+    """On a cluster, with an algorithm that replays: each buffer worker's volume. By default a ``volume`` of default
+    values."""
     pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
     """On a cluster: additions to the pods: see ``actors.podTemplate``."""
 
