@@ -283,7 +283,7 @@ class Observer:
                 continue
             if status.phase == "Queued" and not is_queued(role):
                 continue
-            kind, name = workload_of(role), context.name_of(role.name)
+            kind, name = workload_of(role, context.experiment.spec), context.name_of(role.name)
             workload = await self._cluster.get("apps/v1", kind, context.namespace, name)
             if workload is None:
                 continue

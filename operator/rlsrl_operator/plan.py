@@ -40,7 +40,7 @@ TROUBLE_SECONDS = 30.0
 QUEUE_SECONDS = 2.0
 """Delay of the next pass over trainers that their queue refuses: the last pod of the earlier attempt must be gone. A
 queue that refuses them for longer than ``TROUBLE_SECONDS`` has another reason."""
-_PRUNED = frozenset({"Deployment", "NetworkPolicy", "ConfigMap"})
+_PRUNED = frozenset({"Deployment", "StatefulSet", "NetworkPolicy", "ConfigMap"})
 """Kinds of objects that an earlier generation may have and a later one may not."""
 
 

@@ -48,7 +48,8 @@ class PodDeletion:
 def pod_deletions(status: ExperimentStatus, pods: Sequence[Manifest], now: datetime) -> tuple[PodDeletion, ...]:
     """Return the pods to delete.
 
-    A force-delete is safe: the attempt fences trainers, and a coordinator that lost its lease ends itself.
+    A force-delete is safe: the attempt fences trainers, and a coordinator that lost its lease ends itself. The volume
+    of a buffer worker is attached to one node at a time, and one process has the ledger page on it open.
     """
     found = [
         PodDeletion(pod=pod, reason=reason, grace_seconds=0 if reason == "node lost" else None)

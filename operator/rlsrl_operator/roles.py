@@ -11,20 +11,30 @@ from typing import Literal
 
 from rlsrl.api.placement import COORDINATOR_PORT, STREAMS_PORT
 from rlsrl.api.resolve import ResolvedExperiment
-from rlsrl.api.role_names import COORDINATOR, TRAINER
+from rlsrl.api.role_names import BUFFER, COORDINATOR, TRAINER
 from rlsrl.api.roles import ROLES, Role
-from rlsrl.api.spec import RLExperiment
+from rlsrl.api.spec import ExperimentSpec, RLExperiment
 
 MASTER_PORT = 29500
 """The port of rank 0's pod at which torchrun's rendezvous listens."""
 
 _STATEFUL_SETS = (COORDINATOR, TRAINER)
-"""Roles whose pods keep their names, by which others find them. Pods of other roles are made by Deployments."""
+"""Roles whose pods keep their names, by which others find them."""
 
 
-def workload_of(role: Role) -> Literal["Deployment", "StatefulSet"]:
-    """Return the kind of object that makes the role's pods."""
-    return "StatefulSet" if role.name in _STATEFUL_SETS else "Deployment"
+def workload_of(role: Role, spec: ExperimentSpec) -> Literal["Deployment", "StatefulSet"]:
+    """Return the kind of object that makes the role's pods. No edit changes it."""
+    return "StatefulSet" if role.name in _STATEFUL_SETS or has_volumes(role, spec) else "Deployment"
+
+
+def has_volumes(role: Role, spec: ExperimentSpec) -> bool:
+    """Return whether each pod of the role has a volume of its own, with what its worker keeps."""
+    return role.name == BUFFER and spec.keeps_in_buffers
+
+
+def has_pod_index(role: Role, spec: ExperimentSpec) -> bool:
+    """Return whether the index of a pod decides on the indices of its workers."""
+    return role.name == TRAINER or has_volumes(role, spec)
 
 
 def is_queued(role: Role) -> bool:

@@ -1,4 +1,4 @@
-"""The operator's manifests for four experiments, as YAML for people to read.
+"""The operator's manifests for five experiments, as YAML for people to read.
 
 A diff affects new experiments and edits; running experiments keep their manifests. If the diff is intended, write it to
 the golden files: ``python -m pytest tests/golden --update-golden``.

@@ -30,7 +30,7 @@ DATA_FOLDER = "/data"
 SETTINGS_FOLDER = "/etc/rlsrl/settings"
 SETTINGS_KEY = "settings.json"
 STATE_FOLDER = "/var/lib/rlsrl"
-"""The folder in a pod that outlives its containers."""
+"""The folder in a pod that outlives its containers, and the pod where it is a volume."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +71,7 @@ class ExperimentContext:
             run_uid=self.run_uid,
             coordinator_host=self.name_of(COORDINATOR),
             record_folder=f"{DATA_FOLDER}/{self.run_uid}",
-            ledger_folder=f"{STATE_FOLDER}/ledger",
-            replay_folder=f"{STATE_FOLDER}/replay",
+            state_folder=f"{STATE_FOLDER}/runs",
             settings_path=f"{SETTINGS_FOLDER}/{SETTINGS_KEY}",
             first_attempt=self.first_attempt,
         )

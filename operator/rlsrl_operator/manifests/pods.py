@@ -23,7 +23,7 @@ from rlsrl_operator.manifests.context import (
 )
 from rlsrl_operator.manifests.templates import merged_template, resources_in, template_of_role
 from rlsrl_operator.manifests.types import Manifest, digest
-from rlsrl_operator.roles import MASTER_PORT
+from rlsrl_operator.roles import MASTER_PORT, has_pod_index, has_volumes
 from rlsrl_operator.settings import Identity
 
 USER = 10001
@@ -36,8 +36,8 @@ FROZEN_GRACE_SECONDS = 5
 """Seconds between SIGTERM and SIGKILL of a process that fails its liveness probe."""
 EVICTED_AFTER_SECONDS = 30
 """How long pods stay on an unreachable node."""
-
-
+STATE_VOLUME = "state"
+"""The volume with what outlives a container; for some roles it outlives the pod, too (``roles.has_volumes``)."""
 _COORDINATOR_MOUNTS: tuple[Manifest, ...] = (
     {"name": "data", "mountPath": DATA_FOLDER},
     {"name": "settings", "mountPath": SETTINGS_FOLDER, "readOnly": True},
@@ -105,7 +105,7 @@ def _container(context: ExperimentContext, role: Role) -> Manifest:
             {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
             {"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True},
             *([{"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True}] if _tls_secret(context) else []),
-            {"name": "state", "mountPath": STATE_FOLDER},
+            {"name": STATE_VOLUME, "mountPath": STATE_FOLDER},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount point
             *(_COORDINATOR_MOUNTS if role.name == COORDINATOR else ()),
         ],
@@ -117,7 +117,8 @@ def _container(context: ExperimentContext, role: Role) -> Manifest:
 def _command(context: ExperimentContext, role: Role) -> list[str]:
     worker = ["--role", role.name, "--config", f"{CONFIG_FOLDER}/{role.name}.json"]
     if role.name != TRAINER:
-        return ["python", "-m", "rlsrl.workers", *worker]
+        index = ["--index", "$(RLSRL_POD_INDEX)"] if has_pod_index(role, context.experiment.spec) else []
+        return ["python", "-m", "rlsrl.workers", *worker, *index]
     trainers = context.experiment.spec.trainers
     name = context.name_of(TRAINER)
     launcher = ["python", "-m", "rlsrl.workers.gang_launcher", "--ranks", str(trainers.ranks_per_pod)]
@@ -139,13 +140,12 @@ def _environment(context: ExperimentContext, role: Role) -> list[Manifest]:
             {"name": "RLSRL_TLS_FOLDER", "value": TLS_FOLDER},
             {"name": "RLSRL_TLS_NAME", "value": certified_name(context.name, context.namespace)},
         ]
+    if has_pod_index(role, context.experiment.spec):
+        index = "metadata.labels['apps.kubernetes.io/pod-index']"
+        known.append({"name": "RLSRL_POD_INDEX", "valueFrom": {"fieldRef": {"fieldPath": index}}})
     if role.name == TRAINER:
-        index, attempt = (
-            "metadata.labels['apps.kubernetes.io/pod-index']",
-            f"metadata.annotations['{ATTEMPT_ANNOTATION}']",
-        )
+        attempt = f"metadata.annotations['{ATTEMPT_ANNOTATION}']"
         known += [
-            {"name": "RLSRL_POD_INDEX", "valueFrom": {"fieldRef": {"fieldPath": index}}},
             {"name": "RLSRL_ATTEMPT", "valueFrom": {"fieldRef": {"fieldPath": attempt}}},
             {"name": "RLSRL_RESULT_FILE", "value": RESULT_FILE},
         ]
@@ -233,7 +233,7 @@ def _volumes(context: ExperimentContext, role: Role) -> list[Manifest]:
     volumes: list[Manifest] = [
         {"name": "config", "configMap": {"name": context.config_name(role.name), "defaultMode": 0o444}},
         {"name": "token", "secret": {"secretName": context.token_name, "defaultMode": 0o440}},
-        {"name": "state", "emptyDir": {}},
+        *([] if has_volumes(role, context.experiment.spec) else [{"name": STATE_VOLUME, "emptyDir": {}}]),
         {"name": "tmp", "emptyDir": {}},
     ]
     if (secret := _tls_secret(context)) is not None:

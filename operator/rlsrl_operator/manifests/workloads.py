@@ -5,16 +5,17 @@ from __future__ import annotations
 from rlsrl.api.placement import COORDINATOR_PORT, HTTP_PORT
 from rlsrl.api.role_names import ACTOR, COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.api.roles import Role
+from rlsrl.api.spec import FilesystemStore, ReplayVolume
 from rlsrl_operator.manifests.context import ExperimentContext
-from rlsrl_operator.manifests.pods import pod_template
+from rlsrl_operator.manifests.pods import STATE_VOLUME, pod_template
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.roles import is_queued, roles_of, workload_of
+from rlsrl_operator.roles import has_volumes, is_queued, roles_of, workload_of
 
 
 def workloads(context: ExperimentContext) -> list[Manifest]:
     """Return one workload for each role. ``lifecycle.for_phase`` adds the trainers' attempt."""
     return [
-        _deployment(context, role) if workload_of(role) == "Deployment" else _stateful_set(context, role)
+        (_deployment if workload_of(role, context.experiment.spec) == "Deployment" else _stateful_set)(context, role)
         for role in roles_of(context.configs)
     ]
 
@@ -51,11 +52,15 @@ def volume_claim(context: ExperimentContext) -> Manifest | None:
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": context.metadata(context.name_of("data"), owned=volume.when_deleted == "Delete"),
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": volume.size}},
-            **({} if volume.storage_class_name is None else {"storageClassName": volume.storage_class_name}),
-        },
+        "spec": _claim_spec(volume),
+    }
+
+
+def _claim_spec(volume: FilesystemStore | ReplayVolume) -> Manifest:
+    return {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": volume.size}},
+        **({} if volume.storage_class_name is None else {"storageClassName": volume.storage_class_name}),
     }
 
 
@@ -93,6 +98,7 @@ def _stateful_set(context: ExperimentContext, role: Role) -> Manifest:
         "metadata": metadata,
         "spec": {
             "replicas": role.num_pods(context.experiment.spec),
+            # Kubernetes needs a name. Only the coordinator's and the trainers' Service exists: see ``services``.
             "serviceName": context.name_of(role.name),
             "selector": {"matchLabels": context.selector(role.name)},
             # All pods of a gang start together: one that waited for its predecessor to be ready would wait for ever.
@@ -100,5 +106,21 @@ def _stateful_set(context: ExperimentContext, role: Role) -> Manifest:
             "updateStrategy": {"type": "OnDelete" if role.name == TRAINER else "RollingUpdate"},
             "revisionHistoryLimit": 2,
             "template": pod_template(context, role),
+            **(_own_volumes(context, role) if has_volumes(role, context.experiment.spec) else {}),
         },
+    }
+
+
+def _own_volumes(context: ExperimentContext, role: Role) -> Manifest:
+    """Return the part of a StatefulSet that makes a claim for each pod, for its volume ``state``.
+
+    Claims stay when pods end: a suspended experiment, or one that waits in its queue, goes on with what they hold.
+    """
+    workers = context.experiment.spec.buffer_workers
+    assert workers is not None, "the role's section"
+    volume = workers.replay_volume
+    metadata = {"name": STATE_VOLUME, "labels": context.labels(role.name)}
+    return {
+        "volumeClaimTemplates": [{"metadata": metadata, "spec": _claim_spec(volume)}],
+        "persistentVolumeClaimRetentionPolicy": {"whenDeleted": volume.when_deleted, "whenScaled": "Retain"},
     }

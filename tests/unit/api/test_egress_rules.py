@@ -139,7 +139,7 @@ def test_no_worker_gets_the_rules_so_that_an_edit_restarts_none() -> None:
             run_uid="u",
             coordinator_host="c",
             record_folder="/r",
-            ledger_folder="/l",
+            state_folder="/l",
             settings_path="/s",
             first_attempt=1,
         )

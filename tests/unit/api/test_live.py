@@ -12,7 +12,7 @@ from rlsrl.api.placement import cluster_placement
 from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.resolved import TrainerConfig
 
-PLACEMENT = cluster_placement(run_uid="u", coordinator_host="h", record_folder="/data", ledger_folder="/ledger")
+PLACEMENT = cluster_placement(run_uid="u", coordinator_host="h", record_folder="/data", state_folder="/state")
 
 
 def resolved(**spec: Any) -> ResolvedExperiment:

@@ -245,7 +245,7 @@ def test_buffer_workers_keep_the_transitions_of_an_algorithm_that_replays(transp
     assert trainer.replay is not None
     assert trainer.replay.num_shards == 2
     assert buffer.replay.algorithm == trainer.algorithm
-    assert (buffer.replay.folder, buffer.replay.outlives) == (trainer.replay.folder, trainer.replay.outlives)
+    assert (buffer.replay.folder, buffer.replay.volume) == (trainer.replay.folder, None)
     assert [buffer.trainer_of(index) for index in range(4)] == 2 * [*trainer.samples_endpoints]
     assert all("unix-abstract:" in each for each in trainer.samples_endpoints), "shards speak gRPC"
     assert [[*experiment.actor.consumers_of(index)] for index in range(4)] == [[0], [1], [2], [3]]
@@ -253,6 +253,15 @@ def test_buffer_workers_keep_the_transitions_of_an_algorithm_that_replays(transp
     assert alone.trainer.replay is not None
     assert alone.trainer.replay.num_shards == 0
     assert config_of(resolved(*roles), BufferConfig).replay is None
+
+
+def test_store_and_ledger_page_of_a_buffer_worker_are_in_one_folder_of_its_volume() -> None:
+    """A store is used again only with the page of the life that wrote it."""
+    placement = cluster_placement(run_uid="5b1e", coordinator_host="one-coordinator.lab", state_folder="/state")
+    buffer = config_of(resolved(*REPLAY, "bufferWorkers.replicas=1", placement=placement), BufferConfig)
+    assert buffer.replay is not None
+    assert buffer.replay.volume == "/state"
+    assert (buffer.replay.folder, buffer.ledger_folder) == ("/state/5b1e/replay", "/state/5b1e/ledger")
 
 
 def test_a_buffer_worker_of_many_actors_asks_for_at_most_the_slots_of_a_stream() -> None:

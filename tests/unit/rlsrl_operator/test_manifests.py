@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from rlsrl.api.live import with_settings
 from rlsrl.api.load import SpecError, load_file
-from rlsrl.api.role_names import COORDINATOR, TRAINER
+from rlsrl.api.resolved import BufferConfig
+from rlsrl.api.role_names import BUFFER, COORDINATOR, TRAINER
 from rlsrl.api.roles import ROLES
 from rlsrl.rpc.tls import FILES
 from rlsrl.testing.documents import MINIBATCH_SIZES, JsonDocument, inside, minimal, variation
@@ -72,6 +73,11 @@ def golden(case: str) -> ExperimentContext:
         settings=OPEN_SETTINGS,
     )
 
+
+VOLUMES = [
+    pytest.param({}, "10Gi", "Delete", id="by default"),
+    pytest.param({"volume": {"size": "3Ti", "whenDeleted": "Retain"}}, "3Ti", "Retain", id="as asked"),
+]
 
 GOLDEN_CONTEXTS = [golden(path.name) for path in sorted(GOLDEN.iterdir()) if path.is_dir()]
 
@@ -362,10 +368,51 @@ def test_every_object_that_a_pod_names_is_created(context: ExperimentContext) ->
                 assert role == COORDINATOR, "the only mounter"
                 assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in made
         mounted = {each["name"]: each["mountPath"] for each in container(workload)["volumeMounts"]}
-        assert set(mounted) == {each["name"] for each in workload["spec"]["template"]["spec"]["volumes"]}
+        claims = {each["metadata"]["name"] for each in workload["spec"].get("volumeClaimTemplates", ())}
+        volumes = [each["name"] for each in workload["spec"]["template"]["spec"]["volumes"]]
+        assert sorted(mounted) == sorted([*volumes, *claims])
         assert option(workload, "--config") == f"{mounted['config']}/{role}.json"
-        if workload["kind"] == "StatefulSet":
+        if role in (COORDINATOR, TRAINER):
             assert ("Service", workload["spec"]["serviceName"]) in made
+
+
+@of_any_context
+def test_only_buffer_workers_that_keep_transitions_have_a_volume_each(context: ExperimentContext) -> None:
+    made = workloads(context)
+    has_volume = {role: "volumeClaimTemplates" in each["spec"] for role, each in made.items()}
+    assert has_volume == {role: role == BUFFER and context.experiment.spec.keeps_in_buffers for role in made}
+    assert {role for role, each in made.items() if each["kind"] == "StatefulSet"} == {
+        *(COORDINATOR, TRAINER),
+        *(role for role, has in has_volume.items() if has),
+    }
+
+
+def test_a_buffer_worker_finds_the_volume_of_its_index_again() -> None:
+    context = golden("replay")
+    buffer, config = workloads(context)[BUFFER], context.configs.configs[BUFFER]
+    assert isinstance(config, BufferConfig)
+    assert config.replay is not None
+    index = next(each for each in container(buffer)["env"] if each["name"] == "RLSRL_POD_INDEX")
+    assert index["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['apps.kubernetes.io/pod-index']"
+    assert option(buffer, "--index") == "$(RLSRL_POD_INDEX)"
+    (claim,) = buffer["spec"]["volumeClaimTemplates"]
+    mounted = {each["name"]: each["mountPath"] for each in container(buffer)["volumeMounts"]}
+    on_volume = (config.ledger_folder, config.replay.folder, config.replay.volume)
+    assert all(str(folder).startswith(mounted[claim["metadata"]["name"]]) for folder in on_volume)
+    assert claim["spec"]["resources"]["requests"]["storage"] == "2Gi"
+    assert claim["spec"]["storageClassName"] == "fast"
+
+
+@pytest.mark.parametrize(("given", "size", "when_deleted"), VOLUMES)
+def test_volumes_of_buffer_workers_go_with_the_experiment_and_not_with_its_pods(
+    given: dict[str, Any], size: str, when_deleted: str
+) -> None:
+    document = minimal()
+    document["spec"] |= {"algorithm": {"dqn": {}}, "pacing": {"trainStepsPerEnvStep": 1}, "bufferWorkers": given}
+    spec = workloads(context_of(document))[BUFFER]["spec"]
+    assert spec["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"] == size
+    policy = spec["persistentVolumeClaimRetentionPolicy"]
+    assert policy == {"whenDeleted": when_deleted, "whenScaled": "Retain"}, "a suspended experiment has no pods"
 
 
 @of_any_context

@@ -446,16 +446,32 @@ def test_objects_of_an_earlier_generation_are_deleted_once_this_one_runs(world: 
     assert {"theirs", "unlabelled"} <= config_maps()
 
 
+SHARDS = {
+    "algorithm": {"dqn": {}},
+    "pacing": {"trainStepsPerEnvStep": 1},
+    "trainers": {"replicas": 1},
+    "bufferWorkers": {"replicas": 1},
+}
+"""A Deployment or a StatefulSet may be what a later generation lacks."""
+
+
 @pytest.mark.parametrize("suspend", [False, True])
-def test_a_role_removed_by_an_edit_is_deleted(suspend: bool) -> None:
-    world = World(evaluators={"replicas": 1})
+@pytest.mark.parametrize(
+    ("role", "section", "spec"),
+    [("evaluator", "evaluators", {"evaluators": {"replicas": 1}}), ("buffer", "bufferWorkers", SHARDS)],
+)
+def test_a_role_removed_by_an_edit_is_deleted(role: str, section: str, spec: dict[str, Any], suspend: bool) -> None:
+    world = World(**spec)
     world.settle()
-    assert world.pods("evaluator")
-    kept = {name: value for name, value in world.document["spec"].items() if name != "evaluators"}
+    assert world.pods(role)
+    kept = {name: value for name, value in world.document["spec"].items() if name != section}
     world.server.change(world.document, {"spec": {**kept, "suspend": suspend}})
     world.settle()
-    assert not world.pods("evaluator")
-    assert "a-evaluator" not in world.contents(*POD_KINDS)
+    for pod in world.pods("actor"):  # as their Deployment does if the edit changes them
+        world.server.remove("Pod", pod["metadata"]["name"])
+    world.settle()
+    assert not world.pods(role)
+    assert f"a-{role}" not in world.contents(*POD_KINDS)
     assert world.condition(READY) == (("False", "Suspended") if suspend else ("True", "Ready"))
     assert bool(world.server.of_kind("Pod")) is not suspend, "the coordinator goes last, but it goes"
 

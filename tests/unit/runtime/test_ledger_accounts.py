@@ -461,6 +461,11 @@ def actor_record(incarnation: int, lives: int = 1, produced: int = 0) -> PageRec
     return PageRecord(role="actor", index=0, incarnation=incarnation, lives=lives).count(produced=produced)
 
 
+def trainer_record(incarnation: int, *, taken: int) -> PageRecord:
+    mark = Mark(incarnation=0, sequence=taken, total=taken)
+    return PageRecord(role="trainer", index=0, incarnation=incarnation, lives=1, marks={0: mark}).count(in_buffer=taken)
+
+
 @pytest.mark.parametrize(
     ("own", "kept", "incarnation", "expected"),
     [
@@ -495,6 +500,20 @@ def actor_record(incarnation: int, lives: int = 1, produced: int = 0) -> PageRec
             1,
             replace(actor_record(-1, 0), restored=True),
             id="earlier incarnation without a record",
+        ),
+        pytest.param(
+            trainer_record(3, taken=90),
+            trainer_record(3, taken=60),
+            4,
+            trainer_record(3, taken=90),
+            id="its own page is newer than the last heartbeat",
+        ),
+        pytest.param(
+            trainer_record(3, taken=60),
+            trainer_record(3, taken=90),
+            4,
+            replace(trainer_record(3, taken=90), restored=True),
+            id="its own page lost updates with the node",
         ),
     ],
 )

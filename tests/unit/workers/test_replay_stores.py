@@ -14,6 +14,7 @@ from rlsrl.workers.build.replay_stores import ReplayStores, pod_shortage, stores
 EXAMPLES = Path(__file__).parents[3] / "examples"
 ENV_SPEC = discrete_env_spec(num_features=4, num_actions=2)
 FIELD = "spec.algorithm.dqn.replay.capacity"
+SIZE_FIELD = "spec.bufferWorkers.volume.size"
 
 
 def stores(*overrides: str, name: str = "cartpole-dqn") -> ReplayStores:
@@ -91,3 +92,25 @@ def test_a_pod_s_stores_must_fit_into_its_ephemeral_storage(limits: str, is_shor
         part = "" if number == 1 else ", one of 2 parts"
         assert said.startswith(f"{FIELD}{part}: 100,000 transitions x ")
         assert "there is room for 2.0 MiB in each trainer pod, by its limit of ephemeral-storage" in said
+
+
+@pytest.mark.parametrize(("capacity", "size", "is_short"), [(40_000, "2Mi", False), (100_000, "2Mi", True)])
+def test_a_store_fits_into_the_volume_of_its_buffer_worker_or_the_largest_that_does_is_named(
+    capacity: int, size: str, is_short: bool
+) -> None:
+    workers = ("actors.replicas=2", "bufferWorkers.replicas=2", f"bufferWorkers.volume.size={size}")
+    spec = load_file(EXAMPLES / "cartpole-dqn.yaml", [*workers, f"{FIELD}={2 * capacity}"]).spec
+    found = stores_of(spec, ENV_SPEC)
+    assert found is not None
+    said = pod_shortage(spec, found)
+    assert (said is not None) == is_short
+    if said is not None:
+        assert said.startswith(f"{FIELD}, one of 2 parts: {capacity:,} transitions x ")
+        assert f"there is room for 2.0 MiB on the volume of each buffer worker, by its {SIZE_FIELD} of {size}" in said
+
+
+def test_the_default_volume_counts_where_none_is_given() -> None:
+    spec = load_file(EXAMPLES / "cartpole-dqn.yaml", ["bufferWorkers.replicas=1", f"{FIELD}=400000000"]).spec
+    found = stores_of(spec, ENV_SPEC)
+    assert found is not None
+    assert f"{SIZE_FIELD} of 10Gi" in str(pod_shortage(spec, found))

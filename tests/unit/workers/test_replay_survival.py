@@ -357,8 +357,7 @@ def test_an_interrupted_run_goes_on_with_all_that_it_held(tmp_path: Path) -> Non
 
 
 def test_a_pod_that_ends_drops_what_it_held(tmp_path: Path) -> None:
-    folder = str(tmp_path / "replay")
-    run = Run(tmp_path, placement=cluster_placement("uid", "host", replay_folder=folder))
+    run = Run(tmp_path, placement=cluster_placement("uid", "host", state_folder=str(tmp_path)))
     before = after_training(run)
     assert "in_buffer" not in before
     assert before["dropped.end_of_run"] > 0

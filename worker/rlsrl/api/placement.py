@@ -54,6 +54,9 @@ class Placement:
     """The folder of ledger pages."""
     replay_folder: str
     """The folder of replay stores."""
+    volume_folder: str | None = None
+    """With replay: the folder of a buffer worker's own volume, which has a folder for each run that used it. Ledger and
+    replay folder are in that of this run. None: the run folder is on a disk that outlives all workers."""
     record_folder: str
     """The folder where the coordinator writes the leases and the learning curve, and of the parameter DB."""
     shares_disk: bool
@@ -131,8 +134,7 @@ def cluster_placement(
     coordinator_host: str,
     *,
     record_folder: str = "/data",
-    ledger_folder: str = "/var/lib/rlsrl/ledger",
-    replay_folder: str = "/var/lib/rlsrl/replay",
+    state_folder: str = "/var/lib/rlsrl/runs",
     settings_path: str = "/etc/rlsrl/settings/settings.json",
     first_attempt: int = 1,
 ) -> Placement:
@@ -142,8 +144,8 @@ def cluster_placement(
         run_uid: the experiment's ``metadata.uid``, and the number of the attempt if that began again from step 0.
         coordinator_host: DNS name of the coordinator's Service.
         record_folder: where the coordinator's pod mounts the experiment's volume, if it has one.
-        ledger_folder: the folder of a pod's ledger page, which outlives the container but not the pod.
-        replay_folder: the folder of a trainer pod's replay store, likewise.
+        state_folder: the folder of a pod's ledger page and replay store, in a folder of the run. It outlives the
+            container but, except for buffer workers with replay, not the pod.
         settings_path: the file of the coordinator's pod with the edited live settings.
         first_attempt: the first attempt since the failed experiment was last tried again.
     """
@@ -155,8 +157,9 @@ def cluster_placement(
         coordinator_serves_at=f":{COORDINATOR_PORT}",
         streams_serve_at=f":{STREAMS_PORT}",
         http_address=f":{HTTP_PORT}",
-        ledger_folder=ledger_folder,
-        replay_folder=replay_folder,
+        ledger_folder=f"{state_folder}/{run_uid}/ledger",
+        replay_folder=f"{state_folder}/{run_uid}/replay",
+        volume_folder=state_folder,
         record_folder=record_folder,
         shares_disk=False,
         settings_path=settings_path,

@@ -365,11 +365,13 @@ class ShardConfig(Model):
     """What buffer workers keep for an algorithm that replays."""
 
     folder: str
-    """The folder where each buffer worker keeps ``buffer-<index>.store``."""
-    outlives: bool
-    """Whether the folder outlives the buffer worker's machine or pod, and not only its process."""
+    """The folder where each buffer worker keeps ``buffer-<index>.store``, on the disk of its ledger page."""
     algorithm: AlgorithmSpec
     """The training algorithm, whose rows are drawn."""
+    volume: str | None = None
+    """The folder of the buffer worker's own volume, which has a folder for each run that used it: this run's has
+    ``folder``, and those of others are removed. None: the run folder has ``folder``, on a disk that outlives the run's
+    processes."""
 
 
 class BufferConfig(RoleConfig):

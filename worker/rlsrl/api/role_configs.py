@@ -235,7 +235,7 @@ def policy_worker_config(context: ResolutionContext) -> PolicyWorkerConfig:
 def buffer_config(context: ResolutionContext) -> BufferConfig:
     """Return the buffer workers' config."""
     spec, placement = context.spec, context.placement
-    shard = ShardConfig(folder=placement.replay_folder, outlives=placement.shares_disk, algorithm=spec.algorithm)
+    shard = ShardConfig(folder=placement.replay_folder, volume=placement.volume_folder, algorithm=spec.algorithm)
     return BufferConfig(
         **context.common,
         serves_at=placement.streams_serve_at,

@@ -20,7 +20,7 @@ Such a role starts, joins and runs. Depending on the role, also write
   its demand in ``demands``, its messages and bytes in ``traffic``. A unit test names the roles without a speed.
 
 Pods, Services and NetworkPolicies follow from the entry and from the addresses in the config; ``rlsrl_operator.roles``
-names only the roles that need a StatefulSet. ``tests/integration/test_toy_role.py`` adds a role.
+names the roles that need a StatefulSet. ``tests/integration/test_toy_role.py`` adds a role.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ ROLES: tuple[Role, ...] = (
         resolve=buffer_config,
         worker="rlsrl.workers.buffer:BufferWorker",
         port=ServedPort(name=STREAMS, number=STREAMS_PORT),
+        grace_seconds=60,  # A shard of a replay store waits until its disk has all of it.
     ),
     Role(
         name=POLICY,

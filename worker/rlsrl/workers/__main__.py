@@ -129,10 +129,13 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rlsrl.workers", description="Run one worker process of an experiment.")
     parser.add_argument("--role", required=True, choices=[role.name for role in ROLES])
     parser.add_argument("--config", required=True, type=Path, help="the role's resolved config, JSON")
-    rank = int(os.environ.get("RANK", "0"))
-    parser.add_argument("--rank", type=int, default=rank, help="a trainer's rank; by default that of torchrun")
+    needed = "the index that the worker needs; by default torchrun's rank for a trainer, and the lowest free for others"
+    parser.add_argument("--index", type=int, help=needed)
     parser.add_argument("--attempt", type=int, default=0, help="the number of the trainer gang's attempt, from 1")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.role == TRAINER and arguments.index is None:
+        arguments.index = int(os.environ.get("RANK", "0"))
+    return arguments
 
 
 def _read_config(role: str, path: Path) -> RoleConfig:
@@ -230,7 +233,7 @@ class _Process:
             token=token,
             tls=tls,
             role=role,
-            index=self._arguments.rank if role == TRAINER else None,
+            index=self._arguments.index,
             attempt=self._arguments.attempt,
             endpoints=endpoints,
             follows=followed_roles(self._config.connects_to),

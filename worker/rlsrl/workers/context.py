@@ -62,7 +62,9 @@ class WorkerContext:
         page = LedgerPage.open(page_path(self.ledger_folder, self.role, self.index), self.role, self.index)
         payload = self.join_session.ledger_copy
         kept = PageRecord.decode(payload, role=self.role, index=self.index) if payload else None
+        found = page.record
         page.apply(lambda record: starting_record(record, kept, incarnation=self.incarnation))
+        page.is_new = page.record is not found
         self.join_session.send_ledger_page(page)
         LedgerCollector(lambda: page.record, self.metrics.registry)
         return page

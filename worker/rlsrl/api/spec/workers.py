@@ -123,6 +123,11 @@ class BufferWorkers(Model):
     pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
     """On a cluster: additions to the pods: see ``actors.podTemplate``."""
 
+    @property
+    def replay_volume(self) -> ReplayVolume:
+        """With an algorithm that replays: ``volume``, or its default."""
+        return self.volume or ReplayVolume()
+
 
 class Trainers(Model):
     """The workers that learn."""

@@ -2,7 +2,8 @@
 
 The file is mapped into memory, so the kernel has every stored byte, and a SIGKILL loses none. A loss of power may lose
 what the disk does not have yet, in any order. So after the machine has started anew, only a store that was closed is
-believed.
+believed. The same holds on another machine, to which the disk has moved: nothing there shows whether the former one
+wrote all that its kernel had.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def _why_unusable(descriptor: int, layout: ReplayLayout, former: int | None, num
     if former not in owners:
         return "the ledger does not know what it held"
     if boot != _boot() and not is_closed:
-        return "the machine stopped while it was written"
+        return "it was not closed, and the machine has stopped since, or the disk was moved to this one"
     return None
 
 

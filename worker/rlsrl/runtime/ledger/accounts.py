@@ -314,14 +314,22 @@ def starting_record(record: PageRecord, kept: PageRecord | None, *, incarnation:
     """Return the record on which a new life begins.
 
     ``record`` is the page that the process has found. ``kept`` is the coordinator's copy of the page of the index's
-    last holder. The life begins on ``record`` if a former life wrote it and no other process has held the index since;
-    else on ``kept``; else on an empty record. The latter two are marked ``restored``, except for the index's first
-    incarnation: the former life may have done more than they contain.
+    last holder. The life begins on ``record`` if a former life wrote it, no other process has held the index since, and
+    the page has not lost updates, as in a loss of power; else on ``kept``; else on an empty record. The latter two are
+    marked ``restored``, except for the index's first incarnation: the former life may have done more than they contain.
     """
     known = kept if kept is not None and kept.lives else None
-    if record.lives and (known is None or known.incarnation <= record.incarnation):
+    if record.lives and (known is None or _progress(known) <= _progress(record)):
         return record
     return replace(known or record, restored=incarnation > 0)
+
+
+def _progress(record: PageRecord) -> tuple[int, int]:
+    """Return the key that orders the records of an index by time: each slot that a consumer takes raises it.
+
+    What a producer has posted does not count: ``settle_ledger`` takes from it, and the coordinator's copy has it still.
+    """
+    return record.incarnation, sum(mark.total for mark in record.marks.values())
 
 
 def resumed_record(

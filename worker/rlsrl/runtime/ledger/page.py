@@ -49,7 +49,7 @@ class LedgerPage:
     ) -> None:
         self._path = path
         self.is_new = is_new
-        """Whether there was no page at this path."""
+        """Whether there was no page at this path, or it had lost updates: its last life may have done more."""
         self._descriptor = descriptor
         self._memory = memory
         self._record = record

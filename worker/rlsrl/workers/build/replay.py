@@ -55,9 +55,10 @@ def open_store(
     if context.index == 0:
         remove_stores_from(config.num_trainers, replay.folder, context)
     return open_segments(
-        replay,
+        replay.folder,
         context,
         stores_in(config.environment, slot, config.algorithm, config.num_trainers),
+        outlives=replay.outlives,
         former=former,
         step=0 if state is None else state.version.step,
         env_steps=0 if state is None else int((counts or _counts_without_debt(state, config.num_trainers))["stored"]),

@@ -15,6 +15,7 @@ from rlsrl.workers.build.samples import open_consumer
 from rlsrl.workers.build.store_files import (
     draws_from,
     open_segments,
+    remove_other_runs,
     remove_stores_from,
     replay_codec,
     stores_in,
@@ -39,7 +40,7 @@ def open_shard(
         ConfigurationError: the disk has no room for the store, or does not allow it.
         OSError: another process serves this buffer worker's endpoint.
     """
-    store = _open_store(config, shard, context, slot, ledger)
+    store = open_shard_store(config, shard, context, slot, ledger)
     upstream = open_consumer(
         config.serving(config.buffer_endpoints, context.index),
         context,
@@ -64,23 +65,31 @@ def open_shard(
     return ShardCore(upstream=upstream, shard=core, connection=connection)
 
 
-def _open_store(
+def open_shard_store(
     config: BufferConfig, shard: ShardConfig, context: WorkerContext, slot: SlotLayout, ledger: TrainerLedger
 ) -> LocalStore:
+    """Open the store of a buffer worker that is a shard, with what its file still has, and begin its ledger's life.
+
+    Raises:
+        ConfigurationError: the disk has no room for the store, or does not allow it.
+    """
     algorithm, num_shards = shard.algorithm.chosen, len(config.buffer_endpoints)
     assert algorithm.draws_from is not None, "the algorithm replays"
-    if context.index == 0:
+    if shard.volume is not None:
+        remove_other_runs(shard.volume, config.run_uid)
+    elif context.index == 0:
         remove_stores_from(num_shards, shard.folder, context)
     opened = open_segments(
-        shard,
+        shard.folder,
         context,
         stores_in(config.environment, slot, shard.algorithm, num_shards),
+        outlives=True,
         former=ledger.former_life(None),
         step=0,
         env_steps=context.incarnation * LIFE_ENV_STEPS,
     )
     held = Held(untrained=opened.segments.count_untrained(), trained_since=0)
-    ledger.resume(ledger.snapshot(), incarnation=context.incarnation, held=held, keeps=shard.outlives)
+    ledger.resume(ledger.snapshot(), incarnation=context.incarnation, held=held, keeps=True)
 
     def rewards(stored: NDArray[np.float32]) -> NDArray[np.float32]:
         clip = algorithm.reward_clip

@@ -100,12 +100,17 @@ def stores_of(spec: ExperimentSpec, env_spec: EnvSpec) -> ReplayStores | None:
 
 
 def pod_shortage(spec: ExperimentSpec, stores: ReplayStores) -> str | None:
-    """Return that a trainer pod may use less ephemeral storage than its stores take; None if it may use as much.
+    """Return that the stores of a pod take more room than it has; None if they fit.
 
-    Without a limit in ``trainers.podTemplate`` the administrator's and the node's apply, which are not known here.
+    A buffer worker has its volume. A trainer has ephemeral storage: without a limit in ``trainers.podTemplate`` the
+    administrator's and the node's apply, which are not known here.
     """
     if spec.buffer_workers is not None:
-        return None
+        size = spec.buffer_workers.replay_volume.size
+        room = amount_of(size)
+        assert room is not None, "validation leaves only quantities"
+        where = f"on the volume of each buffer worker, by its spec.bufferWorkers.volume.size of {size}"
+        return stores.part(stores.number).shortage(room, where)
     limit = _ephemeral_limit(spec.trainers.pod_template)
     where = f"in each trainer pod, by its limit of {_EPHEMERAL_STORAGE}"
     return None if limit is None else stores.part(spec.trainers.num_pods).shortage(limit, where)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from rlsrl.api.resolved import ReplayConfig, ShardConfig
 from rlsrl.api.spec import AlgorithmSettings, AlgorithmSpec, Environment, ReplaySpec
 from rlsrl.buffers.replay.draws import Draws, PrioritizedDraws, UniformDraws
 from rlsrl.buffers.replay.rows import rows_of
@@ -27,33 +26,45 @@ from rlsrl.workers.replay_store import OpenedStore
 
 
 def open_segments(
-    place: ReplayConfig | ShardConfig,
+    folder: str,
     context: WorkerContext,
     stores: ReplayStores,
     *,
+    outlives: bool,
     former: int | None,
     step: int,
     env_steps: int,
 ) -> OpenedStore:
     """Open the store of a worker in its file. ``stores`` has those of all workers of the role.
 
-    ``former``: as for ``open_store``. ``step`` and ``env_steps``: as in ``OpenedStore``, and those of an empty store.
+    ``former``: as for ``open_store``. ``outlives``, ``step`` and ``env_steps``: as in ``OpenedStore``, and the last two
+    those of an empty store.
 
     Raises:
         ConfigurationError: the disk has no room for it, or does not allow it.
     """
-    path = store_path(place.folder, context.role, context.index)
+    path = store_path(folder, context.role, context.index)
     try:
         file = StoreFile.open(path, stores.layout, former=former, owner=context.incarnation)
     except OSError as error:
         raise ConfigurationError(_why_not_opened(error, path, stores.part(stores.number))) from error
     segments = Segments(stores.layout, file.content, env_steps=env_steps)
-    store = OpenedStore(segments=segments, file=file, outlives=place.outlives, step=step, env_steps=env_steps)
+    store = OpenedStore(segments=segments, file=file, outlives=outlives, step=step, env_steps=env_steps)
     if file.why_empty is None:
         context.log.info("replay_store_found", transitions=store.segments.num_transitions)
     else:
         context.log.info("replay_store_empty", why=file.why_empty)
     return store
+
+
+def remove_other_runs(volume: str, run_uid: str) -> None:
+    """Remove the folders of other runs from a worker's own volume.
+
+    An experiment that began again from step 0, or one that has the claim of a deleted one, needs their room.
+    """
+    for folder in Path(volume).glob("*"):
+        if folder.name != run_uid:
+            shutil.rmtree(folder)
 
 
 def remove_stores_from(index: int, folder: str, context: WorkerContext) -> None:
