@@ -169,6 +169,23 @@ def test_the_ledger_covers_present_and_former_workers() -> None:
     assert over["lost"] == {"receiver_died": 1, "producer_died": 2, "rolled_back": 0}
 
 
+def test_what_buffer_workers_keep_counts_as_evicted_while_the_experiment_lacks_them() -> None:
+    pages = LedgerCopies({"actor": 2, "buffer": 2, "trainer": 1})
+    for index in range(2):
+        pages.put(replace(page("actor", index), posted_counts={index: PostedCount(0, 9)}).count(produced=9))
+        buffer = replace(page("buffer", index, trained=2, in_buffer=7), marks={index: Mark(0, 3, 9)}, keeps=True)
+        pages.put(buffer)
+
+    def ledger(**capacity: int) -> tuple[bool, int, int]:
+        pages.resize(capacity)
+        found = pages.ledger(["actor"])
+        return found["balanced"], found["in_buffer"], found["dropped"]["evicted"]
+
+    assert ledger(actor=2, buffer=1, trainer=1) == (True, 7, 7)
+    assert ledger(actor=2, trainer=1) == (True, 0, 14)
+    assert ledger(actor=2, buffer=2, trainer=1) == (True, 14, 0), "a volume that comes back has what it had"
+
+
 @pytest.mark.parametrize(("now", "stale"), [(103.0, False), (103.1, True)])
 def test_a_worker_is_stale_after_three_heartbeats_of_silence(now: float, stale: bool) -> None:
     document = build_status(EXPERIMENT, [member("actor", heard_at=100.0)], NO_PAGES, now)

@@ -150,6 +150,7 @@ class CoordinatorService(CoordinatorServicer):
         before = {stream: self._is_paused(stream.claim) for stream in self._streams.values()}
         self._settings, self._pauses = settings, pauses
         self._leases.resize(capacity)
+        self._state.copies.resize(capacity)
         self._wake_waiting_workers()
         for stream, was_paused in before.items():
             if stream.claim.role in changed or self._is_paused(stream.claim) != was_paused:

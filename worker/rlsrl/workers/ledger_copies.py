@@ -18,11 +18,16 @@ class LedgerCopies:
 
     def __init__(self, capacity: Mapping[str, int]) -> None:
         """Start with empty pages. ``capacity`` is the number of indices of each role."""
+        self._capacity = capacity
         self._pages = {
             (role, index): PageRecord(role=role, index=index)
             for role in CHAIN
             for index in range(capacity.get(role, 0))
         }
+
+    def resize(self, capacity: Mapping[str, int]) -> None:
+        """Change the number of indices of the roles. Pages beyond it stay: their workers may come back."""
+        self._capacity = capacity
 
     def put(self, page: PageRecord) -> None:
         """Store a worker's page. A page of an earlier incarnation is ignored."""
@@ -41,8 +46,18 @@ class LedgerCopies:
         return [page for page in self._pages.values() if page.lives]
 
     def ledger(self, present: Iterable[str]) -> dict[str, Any]:
-        """Return ``Balance.to_checked_json`` of the run. ``present`` are the roles with present workers."""
-        return balance(self._pages.values(), ended=not {*CHAIN}.intersection(present), copies=True).to_checked_json()
+        """Return ``Balance.to_checked_json`` of the run. ``present`` are the roles with present workers.
+
+        What an index beyond the capacity keeps counts as evicted: nothing is drawn from its store.
+        """
+        pages = [self._without_removed(page) for page in self._pages.values()]
+        return balance(pages, ended=not {*CHAIN}.intersection(present), copies=True).to_checked_json()
+
+    def _without_removed(self, page: PageRecord) -> PageRecord:
+        if not page.keeps or page.index < self._capacity.get(page.role, 0):
+            return page
+        kept = page.counters["in_buffer"]
+        return page.count(in_buffer=-kept, **{"dropped.evicted": kept})
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON value that ``restore`` reads."""
