@@ -1,17 +1,23 @@
-"""Algorithms that replay train as pods: each trainer rank has a store of its own, on the disk of its pod."""
+"""Algorithms that replay train as pods: transitions are on pods' disks or on volumes."""
 
 from __future__ import annotations
 
+import json
 import signal
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from rlsrl.api.pods import is_ready
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.faults import GATE, STEP_SECONDS, Faults, begin, reach_the_goal
+from rlsrl.testing.faults import GATE, STEP_SECONDS, Faults, all_ready, begin, reach_the_goal
 from rlsrl.testing.kubectl import ClusterExperiment, Namespace, Nodes
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until
+from rlsrl.workers.build.store_files import FOUND
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -78,3 +84,91 @@ def test_replay_with_two_ranks_survives_kills_and_deletions(
     faults.make("deletion of a pod: trainer with replay", ["trainer"], lambda: where.delete("pod", name))
     reach_the_goal(experiment)
     assert experiment.status["restarts"] == 2
+
+
+CARTPOLE = Path(__file__).parents[2] / "examples" / "cartpole-dqn.yaml"
+
+
+def edit(experiment: ClusterExperiment, **spec: Any) -> None:
+    patch = json.dumps({"spec": spec})
+    experiment.where.kubectl("patch", "rlexperiment", experiment.name, "--type=merge", "-p", patch)
+
+
+def claims(experiment: ClusterExperiment) -> set[str]:
+    """Return the names of the buffer workers' claims."""
+    found = experiment.where.list("persistentvolumeclaims", experiment=experiment.name, role="buffer")
+    return {each["metadata"]["name"] for each in found if "deletionTimestamp" not in each["metadata"]}
+
+
+def found_transitions(experiment: ClusterExperiment, pod: str) -> int | None:
+    """Return how many transitions the buffer worker in a pod found at its start; None if it has not looked yet, or
+    found no store that it may use.
+    """
+    lines = experiment.where.kubectl("logs", pod).splitlines()
+    events = [json.loads(line) for line in lines if line.startswith("{") and f'"{FOUND}"' in line]
+    return int(events[-1]["transitions"]) if events else None
+
+
+@pytest.mark.full
+def test_dqn_with_two_buffer_workers_reaches_its_goal_and_a_deleted_one_keeps_its_transitions(where: Namespace) -> None:
+    document: Object = yaml.safe_load(CARTPOLE.read_text())
+    document["spec"]["actors"]["replicas"] = 2
+    document["spec"] |= {
+        "bufferWorkers": {"replicas": 2, "volume": {"size": "64Mi"}},
+        "stop": {"returnMean": 475, "envSteps": 400_000},
+    }
+    where.apply(document)
+    experiment = ClusterExperiment(where, document["metadata"]["name"])
+    experiment.await_phase("Running")
+    until(lambda: experiment.env_steps() > 10_000, "it has gathered")
+    before = experiment.pods("buffer")[0]
+    name = before["metadata"]["name"]
+    assert claims(experiment) == {f"state-{each['metadata']['name']}" for each in experiment.pods("buffer")}
+    where.delete("pod", name, wait=True)
+
+    def is_back() -> bool:
+        pod = where.get("pod", name)
+        return pod is not None and pod["metadata"]["uid"] != before["metadata"]["uid"] and is_ready(pod)
+
+    until(is_back, "the pod is back")
+    assert (found_transitions(experiment, name) or 0) > 3000, "one of two equal parts"
+    experiment.await_phase("Succeeded", seconds=900)
+    assert float(experiment.status["training"]["returnMean"]) >= 475
+    assert experiment.status["restarts"] == 0, "trainers go on without a buffer worker"
+    until(lambda: experiment.ledger()["unsettled"] == 0, "the ledger is settled")
+    ledger = experiment.ledger()
+    assert ledger["balanced"], ledger
+    assert (ledger["in_buffer"], ledger["lost"]["receiver_died"]) == (0, 0), ledger
+
+
+def test_volumes_of_buffer_workers_outlive_pods_and_suspension_and_go_with_the_role(
+    where: Namespace, hands: Nodes, recovered: Recovered
+) -> None:
+    experiment = begin(
+        where,
+        algorithm={"dqn": {"minibatchSize": 64, "replay": {"capacity": 5000, "start": 500, "priorities": {}}}},
+        pacing={"trainStepsPerEnvStep": 0.1},
+        trainers={"replicas": 1},
+        bufferWorkers={"replicas": 2, "volume": {"size": "16Mi"}},
+    )
+    faults = Faults(experiment, recovered)
+    victim = experiment.pods("buffer")[-1]
+    name = victim["metadata"]["name"]
+    kill = partial(hands.kill, victim, sig=signal.SIGKILL)
+    faults.make("SIGKILL of buffer with replay", ["buffer"], kill)
+    faults.make("deletion of a pod: buffer with replay", ["buffer"], lambda: where.delete("pod", name))
+    assert found_transitions(experiment, name)
+    held = claims(experiment)
+    assert len(held) == 2
+    edit(experiment, suspend=True)
+    experiment.await_phase("Suspended")
+    until(lambda: not experiment.pods(), "no pod is left")
+    assert claims(experiment) == held
+    edit(experiment, suspend=False)
+    experiment.await_phase("Running")
+    until(lambda: found_transitions(experiment, name) is not None, "the resumed pod finds its store")
+    edit(experiment, bufferWorkers=None)
+    until(lambda: where.get("statefulset", f"{experiment.name}-buffer") is None, "the role is gone")
+    until(lambda: not claims(experiment), "its volumes go with it")
+    until(lambda: all_ready(experiment), "every pod is ready")
+    reach_the_goal(experiment)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from rlsrl.api.pods import EXPERIMENT_LABEL
+from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL
 from rlsrl.api.reasons import ENDS
 from rlsrl.api.retry import FRESH_ANNOTATION, RETRY_ANNOTATION
 from rlsrl.cli import main
@@ -230,6 +230,8 @@ def test_volumes_lists_the_claims_that_no_experiment_uses(cluster: KubectlStandI
         claim("somebody-elses"),
         left,
         claim("pong-data", **{EXPERIMENT_LABEL: "pong"}),
+        claim("state-pong-buffer-0", **{EXPERIMENT_LABEL: "pong", ROLE_LABEL: "buffer"}),
+        claim("state-walker-buffer-0", **{EXPERIMENT_LABEL: "walker", ROLE_LABEL: "buffer"}),
     )
     result = called("volumes", "-n", "research")
     assert result.exit_code == 0, result.output
@@ -238,6 +240,7 @@ def test_volumes_lists_the_claims_that_no_experiment_uses(cluster: KubectlStandI
     parts = [row.split() for row in rows]
     assert [(name, size, of) for name, size, _, of in parts] == [
         ("pong-data", "10Gi", "pong"),
+        ("state-walker-buffer-0", "10Gi", "walker"),
         ("walker-data", "12Gi", "walker"),
     ]
     assert all(re.fullmatch(r"\d+d(\d+h)?", age) for _, _, age, _ in parts)

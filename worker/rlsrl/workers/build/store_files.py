@@ -24,6 +24,9 @@ from rlsrl.workers.build.replay_stores import ReplayStores, capacity_field, repl
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.replay_store import OpenedStore
 
+FOUND = "replay_store_found"
+"""The event in a worker's log if its store has what a former life kept."""
+
 
 def open_segments(
     folder: str,
@@ -51,7 +54,7 @@ def open_segments(
     segments = Segments(stores.layout, file.content, env_steps=env_steps)
     store = OpenedStore(segments=segments, file=file, outlives=outlives, step=step, env_steps=env_steps)
     if file.why_empty is None:
-        context.log.info("replay_store_found", transitions=store.segments.num_transitions)
+        context.log.info(FOUND, transitions=store.segments.num_transitions)
     else:
         context.log.info("replay_store_empty", why=file.why_empty)
     return store
