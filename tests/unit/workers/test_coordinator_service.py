@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.identity import own_process
+from rlsrl.runtime.ledger import PageRecord
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.clock import ManualClock
 from rlsrl.workers.coordinator_service import SWEEP_SECONDS, CoordinatorService
@@ -91,6 +92,20 @@ def test_metrics_show_present_and_configured_workers(watch: Callable[[Check, str
         assert shown("heartbeat_age_seconds") == SWEEP_SECONDS
         sweep_for(LEASE_SECONDS + SWEEP_SECONDS, service, clock)
         assert (shown("workers"), shown("workers_wanted")) == (0, 1)
+
+    watch(check, own_process())
+
+
+def test_an_edit_to_fewer_workers_counts_what_the_others_keep_as_evicted(watch: Callable[[Check, str], None]) -> None:
+    def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
+        copies = service._state.copies
+        kept = PageRecord(role="trainer", index=0, lives=1, keeps=True).count(in_buffer=7, produced=7)
+        copies.put(kept)
+        assert copies.ledger(["actor"])["in_buffer"] == 7
+        with pytest.raises(StopIteration):  # it never waits
+            service.adopt({}, {"actor": 1}, lambda role, index: False).send(None)
+        ledger = copies.ledger(["actor"])
+        assert (ledger["in_buffer"], ledger["dropped"]["evicted"]) == (0, 7)
 
     watch(check, own_process())
 
