@@ -31,7 +31,7 @@ from rlsrl.testing.replay_draws import LEAST_PROBABILITY, held_keys, p_value_of_
 from rlsrl.workers.replay_experience import ReplayBatch, ReplayExperience
 from rlsrl.workers.replay_shard import LIFE_ENV_STEPS, ReplayShard
 from rlsrl.workers.replay_store import Drawing, LocalStore, OpenedStore, Settlement
-from rlsrl.workers.sharded_store import ShardedStore
+from rlsrl.workers.sharded_store import ShardedStore, known_shards
 
 STEPS, LANES = 5, 2
 UPDATES, ROWS, RATIO = 3, 4, 0.5
@@ -451,7 +451,7 @@ def test_shards_of_two_ranks_count_once_however_often_the_ranks_resume(make_node
     ranks = [Rank(node, drawing=drawing_of()) for node in nodes]
     for _ in range(3):
         states = [rank.store.state_dict() for rank in ranks]
-        shards = {index: each for state in states for index, each in state["shards"].items()}
+        shards = known_shards(states)
         ranks = [
             Rank(node, state={"arrived": state["arrived"], "shards": shards}, drawing=drawing_of())
             for node, state in zip(nodes, states, strict=True)
@@ -520,6 +520,19 @@ def test_a_rank_that_resumes_grants_nothing_until_it_has_heard_all_its_shards(
     experience.grant(Version(1, 0))
     granted = sum(sum(node.grants) for node in nodes) * STEPS * RATIO
     assert 0 < granted <= experience.figures()["train_steps_behind_limit"]
+
+
+def test_a_shard_that_edits_took_away_and_brought_back_is_counted_once(make_nodes: Callable[..., list[Node]]) -> None:
+    nodes = make_nodes()
+    rank = Rank(*nodes, drawing=drawing_of())
+    for node in nodes:
+        rank.post(node)
+    alone = Rank(nodes[0], state=rank.store.state_dict(), drawing=drawing_of())
+    alone.post(nodes[0])
+    back = Rank(*nodes, state=alone.store.state_dict(), drawing=drawing_of())
+    assert back.store.num_transitions == sum(node.produced for node in nodes)
+    assert back.store.env_steps == sum(node.produced for node in nodes)
+    assert back.arrived["env_steps"] == 0, "all had arrived before"
 
 
 def test_a_shard_that_connects_late_goes_back_to_the_step_from_which_its_rank_resumes(

@@ -89,6 +89,18 @@ class _Draw:
         return [shard for shard in self.allotment.num_rows if self.num_missing(shard)]
 
 
+def known_shards(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the newest that the states of all ranks (``ShardedStore.state_dict``) tell of each shard.
+
+    After an edit of ``trainers.replicas`` another rank, one alone, knows how far a shard's env steps have arrived.
+    """
+    known: dict[str, Any] = {}
+    for state in states:
+        for index, shard in state.get("shards", {}).items():
+            known[index] = max(known.get(index, shard), shard, key=lambda each: (each["life"], each["env_steps"]))
+    return known
+
+
 class ShardedStore(ReplayStore):
     """A store in shards, each with draws of its own. A shard that is gone is left out until it comes back."""
 
@@ -119,8 +131,9 @@ class ShardedStore(ReplayStore):
         self._drawing = drawing
         self._step = self._resumes_from = step
         """The last training step."""
-        saved = {} if state is None else state["shards"]
-        self._shards = {index: _Shard(**saved.get(str(index), {})) for index in indices}
+        self._saved: Mapping[str, Any] = {} if state is None else state["shards"]
+        """The state's: of shards that an edit took away, which may come back with what they had, too."""
+        self._shards = {index: _Shard(**self._saved.get(str(index), {})) for index in indices}
         self._env_steps = 0 if state is None else int(state["arrived"])
         self._lanes = ShardLanes(lanes_per_slot=lanes_per_slot)
         self._min_version, self._room = INITIAL, 0
@@ -311,8 +324,8 @@ class ShardedStore(ReplayStore):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Return how far each shard's env steps have arrived, and all of them."""
+        """Return how far each shard's env steps have arrived, former ones included, and all of them."""
         shards = {
             str(index): {"life": shard.life, "env_steps": shard.env_steps} for index, shard in self._shards.items()
         }
-        return {"arrived": self._env_steps, "shards": shards}
+        return {"arrived": self._env_steps, "shards": {**self._saved, **shards}}

@@ -19,7 +19,7 @@ from rlsrl.workers.build.replay import counts_from, drawing_of, limiter_of
 from rlsrl.workers.build.store_files import replay_codec
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.replay_experience import ReplayExperience
-from rlsrl.workers.sharded_store import ShardedStore
+from rlsrl.workers.sharded_store import ShardedStore, known_shards
 from rlsrl.workers.training_ledger import TrainingLedger
 
 
@@ -90,12 +90,7 @@ def open_sharded_replay(
     counted = 0 if counts is None else int(counts["stored"])
     saved = {
         "arrived": counted if counts is None else counts.get("arrived", counted),
-        # After an edit of trainers.replicas another rank, one alone, knows how far a shard's env steps have arrived.
-        "shards": {
-            index: shard
-            for of_rank in ([] if state is None else limiter_states(state))
-            for index, shard in of_rank.get("shards", {}).items()
-        },
+        "shards": known_shards([] if state is None else limiter_states(state)),
     }
     store = ShardedStore(
         server,
