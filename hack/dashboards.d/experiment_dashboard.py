@@ -245,7 +245,7 @@ def samples() -> Row:
             one(
                 "Ledger: produced and not settled",
                 "short",
-                ledger("produced|outlived") - settled,
+                ledger("produced|outlived|outlived[.]buffer") - settled,
                 "Transitions between two processes. The value must not grow; it jumps while a pod is replaced.",
             ),
         ),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlsrl.api.role_names import ACTOR, BUFFER
 from rlsrl.data.slots import ProducerId
 from rlsrl.runtime.ledger import (
     ACCOUNT_CLOSED,
@@ -439,6 +440,27 @@ def test_each_end_reports_what_the_other_lost(
     for _ in range(2):
         assert ledger.meet(ProducerId(0, 2), progress) == Mark(2, -1, progress.acknowledged)
     assert figures(trainer_page) == expected
+
+
+def test_what_a_restored_buffer_worker_lacks_was_not_produced_by_it(trainer_page: LedgerPage) -> None:
+    ledger = TrainerLedger(trainer_page, producers=BUFFER)
+    ledger.take(ProducerId(0, 1), 7, 100, 100)
+    ledger.meet(ProducerId(0, 2), ProducerProgress(inherited=60, acknowledged=60, restored=True))
+    assert figures(trainer_page) == {"in_buffer": 100, "outlived.buffer": 40}
+
+
+@pytest.mark.parametrize(("former", "later"), [(BUFFER, ACTOR), (ACTOR, BUFFER)])
+def test_after_an_edit_the_producers_of_another_role_begin_with_nothing(
+    trainer_page: LedgerPage, former: str, later: str
+) -> None:
+    """Their indices are the same. Those of the former role have started more often, and posted more."""
+    TrainerLedger(trainer_page, producers=former).take(ProducerId(0, 3), 7, 100, 100)
+    trainer_page.apply(lambda record: replace(record, restored=True))
+    ledger, producer = TrainerLedger(trainer_page, producers=later), ProducerId(0, 1)
+    assert ledger.meet(producer, ProducerProgress(restored=True)) == Mark(1, -1, 0)
+    ledger.take(producer, 0, 10, 10)
+    assert figures(trainer_page) == {"in_buffer": 110}
+    assert TrainerLedger(trainer_page, producers=former).marked_sequence(ProducerId(0, 3)) == 7
 
 
 def test_acknowledgements_of_this_incarnation_that_the_consumer_lost(trainer_page: LedgerPage) -> None:

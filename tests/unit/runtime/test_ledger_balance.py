@@ -14,9 +14,12 @@ from rlsrl.runtime.ledger import (
     PageRecord,
     Posted,
     balance,
+    key_of,
     read_pages,
     settle_ledger,
 )
+
+BUFFER_0 = key_of("buffer", 0)
 
 
 def actor(index: int = 0, *left: Posted, produced: int, incarnation: int = 0, ended: bool = True) -> PageRecord:
@@ -212,9 +215,9 @@ def test_in_a_chain_each_producer_is_compared_with_its_own_consumer(
     """The buffer worker took slot 5 of actor 0; the trainer took slot 3 of the buffer worker."""
     marks = {0: Mark(0, 5)}
     pages = [
-        actor(0, Posted(0, 5, 10, 0), Posted(0, 6, 20, 0), produced=100),
+        actor(0, Posted(0, 5, 10, BUFFER_0), Posted(0, 6, 20, BUFFER_0), produced=100),
         buffer(Posted(0, 3, 40, 0), Posted(0, 4, 8, 0), marks=marks, passed_on=70, in_buffer=held),
-        trainer(marks={0: Mark(0, 3)}, trained=62, **{"dropped.end_of_run": dropped}),
+        trainer(marks={BUFFER_0: Mark(0, 3)}, trained=62, **{"dropped.end_of_run": dropped}),
     ]
     found = balance(pages, ended=not held)
     found.check()
@@ -225,7 +228,7 @@ def test_slots_that_a_dead_buffer_worker_held_or_posted_are_lost() -> None:
     pages = [
         actor(0, produced=30),
         buffer(Posted(0, 3, 8, 0), ended=False, marks={0: Mark(0, 5)}, in_buffer=22),
-        trainer(marks={0: Mark(0, 2)}),
+        trainer(marks={BUFFER_0: Mark(0, 2)}),
     ]
     found = balance(pages, ended=True)
     found.check()

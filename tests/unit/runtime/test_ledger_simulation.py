@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from rlsrl.api.role_names import ACTOR, BUFFER
 from rlsrl.data.slots import ProducerId
 from rlsrl.runtime.ledger import (
     LOSS_CAUSES,
@@ -27,10 +28,12 @@ from rlsrl.runtime.ledger import (
     ProducerProgress,
     TrainerLedger,
     balance,
+    key_of,
     read_pages,
     settle_ledger,
     starting_record,
 )
+from rlsrl.runtime.ledger.records import consumer_of
 
 balance_module = sys.modules["rlsrl.runtime.ledger.balance"]  # the package has a function of that name
 NUM_ACTORS, NUM_BUFFERS, NUM_RANKS = 3, 2, 2
@@ -58,7 +61,7 @@ class Consumer:
 
 
 class Producer:
-    """The in-memory state of a producer, and its slots in flight to each consumer."""
+    """The in-memory state of a producer, and its slots in flight to each consumer, by the consumers' keys."""
 
     def __init__(self, ledger: ActorLedger | BufferLedger, me: ProducerId, consumers: Sequence[int]) -> None:
         self.producer_ledger = ledger
@@ -114,12 +117,14 @@ class Producer:
 class Worker(Consumer, Producer):
     """A process of a role, and its ledger page."""
 
-    def __init__(self, page: LedgerPage, incarnation: int, saved: dict[str, Any] | None, consumers: list[int]) -> None:
+    def __init__(
+        self, page: LedgerPage, incarnation: int, saved: dict[str, Any] | None, consumers: list[int], producers: str
+    ) -> None:
         self.page = page
         self.role, index = page.record.role, page.record.index
         self.ledger: ActorLedger | BufferLedger | TrainerLedger
         if self.role == "trainer":
-            self.ledger = TrainerLedger(page)
+            self.ledger = TrainerLedger(page, producers=producers)
             self.ledger.resume(saved, incarnation=incarnation)
         else:
             self.ledger = ActorLedger(page) if self.role == "actor" else BufferLedger(page)
@@ -136,12 +141,16 @@ class Run:
     ) -> None:
         """Workers always end and restart cleanly; ``kills`` and ``deletes`` add unclean ends."""
         self.folder, self.rng, self.kills, self.deletes = folder, rng, kills, deletes
+        self.saved: list[dict[str, Any] | None] = [None] * NUM_RANKS
+        self.incarnations: Counter[tuple[str, int]] = Counter()
+        self.copies: dict[tuple[str, int], PageRecord] = {}
+        self.edit(buffers=buffers)
+
+    def edit(self, *, buffers: bool) -> None:
+        """Begin the next session with buffer workers, or without."""
         self.sizes = {"actor": NUM_ACTORS, "buffer": NUM_BUFFERS * buffers, "trainer": NUM_RANKS}
         self.chain = [role for role, size in self.sizes.items() if size]
         self.members = [(role, index) for role, size in self.sizes.items() for index in range(size)]
-        self.saved: list[dict[str, Any] | None] = [None] * NUM_RANKS
-        self.incarnations = dict.fromkeys(self.members, -1)
-        self.copies: dict[tuple[str, int], PageRecord] = {}
 
     def session(self, num_events: int) -> None:
         """Run all processes for some events, then end them cleanly."""
@@ -160,9 +169,7 @@ class Run:
         for worker in self.workers.values():
             if worker.role != "trainer" and self.rng.random() < 0.8:
                 for consumer in worker.consumers:
-                    worker.deliver(
-                        consumer, self.consumer_of(worker.role, consumer), acknowledged=self.rng.random() < 0.7
-                    )
+                    worker.deliver(consumer, self.consumer_of(consumer), acknowledged=self.rng.random() < 0.7)
         for (_, index), worker in self.workers.items():
             self.leave(worker, index)
 
@@ -185,7 +192,7 @@ class Run:
             self.work(worker)
         elif kind == "deliver" and role != "trainer":
             consumer = self.rng.choice(worker.consumers)
-            worker.deliver(consumer, self.consumer_of(role, consumer), acknowledged=self.rng.random() < 0.7)
+            worker.deliver(consumer, self.consumer_of(consumer), acknowledged=self.rng.random() < 0.7)
         elif kind == "drop" and not isinstance(worker.ledger, ActorLedger) and worker.buffer:
             worker.ledger.dropped("stale", worker.buffer.popleft())
         elif kind == "save" and isinstance(worker.ledger, TrainerLedger):
@@ -217,7 +224,7 @@ class Run:
             self.work(worker, killed_before_send=True)
         if role != "trainer" and self.rng.random() < 0.5:
             for consumer in self.rng.sample(worker.consumers, self.rng.randrange(len(worker.consumers) + 1)):
-                worker.meet(consumer, self.consumer_of(role, consumer))
+                worker.meet(consumer, self.consumer_of(consumer))
         self.replace_worker(member, deletes=deletes)
 
     def replace_worker(self, member: tuple[str, int], *, deletes: bool) -> None:
@@ -228,26 +235,27 @@ class Run:
         self.workers[member] = self.new(role, index)
         for producer in self.workers.values():
             if producer.role != "trainer" and self.consumer_role(producer.role) == role:
-                producer.connected.discard(index)
+                producer.connected.discard(key_of(role, index))
 
     def consumer_role(self, role: str) -> str:
         return self.chain[self.chain.index(role) + 1]
 
-    def consumer_of(self, role: str, consumer: int) -> Worker:
-        return self.workers[self.consumer_role(role), consumer]
+    def consumer_of(self, key: int) -> Worker:
+        return self.workers[consumer_of(key)]
 
     def new(self, role: str, index: int) -> Worker:
         member = role, index
+        incarnation = self.incarnations[member]
         self.incarnations[member] += 1
         page = self.pages.enter_context(LedgerPage.open(self.path(role, index), role, index))
-        incarnation = self.incarnations[member]
         page.apply(lambda record: starting_record(record, self.copies.get(member), incarnation=incarnation))
         saved = self.saved[index] if role == "trainer" else None
         consumers: list[int] = []
         if role != "trainer":
             num_consumers = self.sizes[self.consumer_role(role)]
-            consumers = [index % num_consumers] if self.consumer_role(role) == "buffer" else [*range(num_consumers)]
-        return Worker(page, incarnation, saved, consumers)
+            chosen = [index % num_consumers] if self.consumer_role(role) == BUFFER else range(num_consumers)
+            consumers = [key_of(self.consumer_role(role), each) for each in chosen]
+        return Worker(page, incarnation, saved, consumers, producers=BUFFER if self.sizes[BUFFER] else ACTOR)
 
     def path(self, role: str, index: int) -> Path:
         return self.folder / f"{role}-{index}.page"
@@ -306,6 +314,24 @@ def test_copies_of_pages_balance_however_old_each_is(tmp_path: Path, rng: random
                 found = balance(run.copies.values(), ended=ended, copies=True)
                 found.check()
             assert min(found.lost.values()) >= 0, found
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_edits_that_add_and_remove_buffer_workers_keep_the_balance(
+    tmp_path: Path, rng: random.Random, deletes: bool
+) -> None:
+    run = Run(tmp_path, rng, kills=True, deletes=deletes)
+    copies = {
+        (role, index): PageRecord(role=role, index=index) for role, index in Run(tmp_path, rng, buffers=True).members
+    }
+    run.copies = copies if deletes else {}
+    for buffers in (True, False, True, False):
+        run.edit(buffers=buffers)
+        run.session(150)
+        balance(run.copies.values(), ended=True, copies=True).check()
+        found = balance(read_pages(tmp_path), ended=True)
+        found.check()
+        assert min(found.lost.values()) >= 0, found
 
 
 def check_run(folder: Path, seed: int) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlsrl.api.role_names import BUFFER, TRAINER
 from rlsrl.data.slots import ProducerId, Slot
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.runtime.addresses import Directory
@@ -50,7 +51,7 @@ class Chain:
         self._name = f"{prefix}rlsrl-test-{uuid.uuid4().hex}"
         self.arrived: list[Slot] = []
         self._actors: list[SampleProducer] = []
-        trainer = TrainerLedger(self._page("trainer", 0))
+        trainer = TrainerLedger(self._page("trainer", 0), producers=BUFFER)
         trainer.resume(None)
         self.trainer = self._consumer("trainer", trainer, slots=4)
         self._lives = 0
@@ -75,6 +76,7 @@ class Chain:
         self.ledger = BufferLedger(self.page)
         self.downstream = open_producer(
             {0: f"{self._name}-trainer"},
+            consumers=TRAINER,
             token=token,
             tls=None,
             layout=LAYOUT,
@@ -105,6 +107,7 @@ class Chain:
         """Return an actor of the buffer worker."""
         producer = open_producer(
             {0: f"{self._name}-buffer"},
+            consumers=BUFFER,
             token=TOKEN,
             tls=None,
             layout=LAYOUT.with_lanes(num_lanes),

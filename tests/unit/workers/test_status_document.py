@@ -8,7 +8,7 @@ import pytest
 from rlsrl.data.version import Version
 from rlsrl.runtime.call_board import EnvironmentCall
 from rlsrl.runtime.coordination import WorkerState
-from rlsrl.runtime.ledger import Mark, PageRecord, Posted, PostedCount
+from rlsrl.runtime.ledger import Mark, PageRecord, Posted, PostedCount, key_of
 from rlsrl.workers.ledger_copies import LedgerCopies
 from rlsrl.workers.long_calls import WorkerCall
 from rlsrl.workers.status import (
@@ -172,7 +172,9 @@ def test_the_ledger_covers_present_and_former_workers() -> None:
 def test_what_buffer_workers_keep_counts_as_evicted_while_the_experiment_lacks_them() -> None:
     pages = LedgerCopies({"actor": 2, "buffer": 2, "trainer": 1})
     for index in range(2):
-        pages.put(replace(page("actor", index), posted_counts={index: PostedCount(0, 9)}).count(produced=9))
+        pages.put(
+            replace(page("actor", index), posted_counts={key_of("buffer", index): PostedCount(0, 9)}).count(produced=9)
+        )
         buffer = replace(page("buffer", index, trained=2, in_buffer=7), marks={index: Mark(0, 3, 9)}, keeps=True)
         pages.put(buffer)
 

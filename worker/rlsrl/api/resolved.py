@@ -230,6 +230,8 @@ class TrainerConfig(RoleConfig):
     """When the training step is compiled."""
     device: Device
     """The device of each rank's network."""
+    takes_from_buffers: bool = False
+    """Whether buffer workers, and not actors, send slots. Without effect if they keep transitions and send none."""
     num_producers: Annotated[PositiveInteger, LIVE]
     """Number of actors, or of buffer workers if there are any, that must connect to each rank before it takes the first
     samples."""

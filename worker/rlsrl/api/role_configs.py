@@ -156,6 +156,7 @@ def trainer_config(context: ResolutionContext) -> TrainerConfig:
         replay=_replay(context),
         compile=_compile_mode(spec),
         device=spec.trainers.device,
+        takes_from_buffers=context.num_workers[BUFFER] > 0,
         num_producers=context.producers_per_trainer,
         slots_per_producer=min(context.slots_per_actor * context.actors_per_producer, MAX_SLOTS_PER_PRODUCER),
         samples_endpoints=context.samples_endpoints,

@@ -389,7 +389,8 @@ class Metrics:
 LEDGER_TRANSITIONS = Declaration(
     name=f"{NAMESPACE}_ledger_transitions",
     kind="gauge",
-    help="Transitions on this process's ledger page, by term. passed_on and outlived are not part of the sum.",
+    help="Transitions on this process's ledger page, by term. passed_on, outlived and outlived.buffer are not part of "
+    "the sum.",
     unit="transitions",
     labels=("term",),
     roles=(ACTOR, BUFFER, TRAINER),

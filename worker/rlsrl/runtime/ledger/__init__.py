@@ -32,6 +32,7 @@ from rlsrl.runtime.ledger.records import (
     Posted,
     PostedCount,
     ProducerProgress,
+    key_of,
 )
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "ProducerProgress",
     "TrainerLedger",
     "balance",
+    "key_of",
     "page_path",
     "read_page",
     "read_pages",

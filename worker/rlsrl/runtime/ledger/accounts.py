@@ -15,6 +15,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from rlsrl.api.role_names import ACTOR, BUFFER
 from rlsrl.data.slots import ProducerId
 from rlsrl.runtime.ledger.page import LedgerPage
 from rlsrl.runtime.ledger.records import (
@@ -25,6 +26,7 @@ from rlsrl.runtime.ledger.records import (
     Posted,
     PostedCount,
     ProducerProgress,
+    key_of,
     term_of_untaken,
 )
 
@@ -45,15 +47,17 @@ class Held:
 class ConsumerAccount:
     """A consumer's updates: what it took, dropped and lost. Any thread may call any method."""
 
-    def __init__(self, page: LedgerPage) -> None:
+    def __init__(self, page: LedgerPage, *, producers: str = ACTOR) -> None:
+        """``producers`` is the role whose slots it takes."""
         self._page = page
+        self._producers = producers
 
     def marked_sequence(self, producer: ProducerId) -> int:
         """Return the highest sequence number of that incarnation that is accounted for; -1 for none.
 
         ``ACCOUNT_CLOSED`` if a newer incarnation has connected: its handshake has settled the older ones.
         """
-        return _sequence(self._page.record, producer)
+        return _sequence(self._mark(self._page.record, producer), producer)
 
     def meet(self, producer: ProducerId, progress: ProducerProgress) -> Mark:
         """Settle the slots of a connecting producer's former lives; return the mark to continue from. Idempotent.
@@ -70,14 +74,18 @@ class ConsumerAccount:
         """
 
         def reconcile(record: PageRecord) -> PageRecord:
-            mark = record.marks.get(producer.index, NO_MARK)
+            mark = self._mark(record, producer)
             if mark.incarnation > producer.incarnation:
                 raise LedgerError(f"{producer} was succeeded by incarnation {mark.incarnation}")
             if mark.incarnation == producer.incarnation:
-                return _reconcile_same_life(record, producer, mark, progress)
-            return _reconcile_new_life(record, producer, mark, progress)
+                missing = _missing_of_same_life(record, mark, progress)
+                if not missing:
+                    return record
+            else:
+                missing = _missing_of_new_life(record, self._producers, mark, progress)
+            return self._with_mark(record.count(**missing), producer, progress.sequence, progress.acknowledged)
 
-        return self._page.apply(reconcile).marks[producer.index]
+        return self._mark(self._page.apply(reconcile), producer)
 
     def take(self, producer: ProducerId, sequence: int, num_transitions: int, total: int) -> None:
         """Record a slot as held in memory. Call it before the acknowledgement.
@@ -89,9 +97,9 @@ class ConsumerAccount:
         """
 
         def taken(record: PageRecord) -> PageRecord:
-            if sequence <= (mark := _sequence(record, producer)):
+            if sequence <= (mark := _sequence(self._mark(record, producer), producer)):
                 raise LedgerError(f"slot {sequence} of {producer} was taken before: the mark is {mark}")
-            return _with_mark(record.count(in_buffer=num_transitions), producer, sequence, total)
+            return self._with_mark(record.count(in_buffer=num_transitions), producer, sequence, total)
 
         self._page.apply(taken)
 
@@ -106,6 +114,13 @@ class ConsumerAccount:
     def end(self) -> None:
         """Record that this life ends cleanly. Count the buffer's content as dropped first."""
         self._page.apply(_ended)
+
+    def _mark(self, record: PageRecord, producer: ProducerId) -> Mark:
+        return record.marks.get(key_of(self._producers, producer.index), NO_MARK)
+
+    def _with_mark(self, record: PageRecord, producer: ProducerId, sequence: int, total: int) -> PageRecord:
+        mark = Mark(producer.incarnation, sequence, total)
+        return replace(record, marks={**record.marks, key_of(self._producers, producer.index): mark})
 
 
 class TrainerLedger(ConsumerAccount):
@@ -227,7 +242,8 @@ class ProducerAccount(ABC):
         return self._page.apply(begun).unacknowledged
 
     def progress(self, consumer: int = 0) -> ProducerProgress:
-        """Return the statement for the handshake with a consumer. Call it between ``begin`` and the first post."""
+        """Return the statement for the handshake with the consumer of a key. Call it between ``begin`` and the first
+        post."""
         record = self._page.record
         inherited = record.posted_counts.get(consumer, PostedCount()).inherited
         left = tuple((*each[:3], each.withdrawn) for each in sorted(record.unacknowledged) if each.consumer == consumer)
@@ -242,7 +258,7 @@ class ProducerAccount(ABC):
         )
 
     def produce(self, sequence: int, num_transitions: int, consumer: int = 0) -> int:
-        """Record a slot as posted and unacknowledged. Call it before the slot is posted to that consumer.
+        """Record a slot as posted and unacknowledged. Call it before the slot is posted to the consumer of that key.
 
         Returns:
             All transitions ever posted to that consumer, including this slot.
@@ -387,45 +403,34 @@ def _age(incarnation: int, counters: Mapping[str, int]) -> tuple[int, int]:
     return incarnation, counters["trained"] + counters.get("dropped.update_skipped", 0)
 
 
-def _reconcile_new_life(record: PageRecord, producer: ProducerId, mark: Mark, progress: ProducerProgress) -> PageRecord:
-    """Return the consumer's record for a life of the producer that connects for the first time."""
+def _missing_of_new_life(record: PageRecord, producers: str, mark: Mark, progress: ProducerProgress) -> dict[str, int]:
+    """Return what a consumer counts when a life of a producer, of the role ``producers``, connects for the first time.
+
+    ``record`` is the consumer's, with the producer's ``mark``.
+    """
     not_taken = Counter[str]()
     for incarnation, sequence, num_transitions, withdrawn in progress.left:
         if not mark.covers(incarnation, sequence):
             not_taken[term_of_untaken(withdrawn=withdrawn)] += num_transitions
     gap = progress.inherited - not_taken.total() - mark.total
     forgotten = max(gap, 0) + progress.acknowledged - progress.inherited
-    counted = record.count(
+    return {
         **not_taken,
-        **{
-            "lost.receiver_died": forgotten if record.restored else 0,
-            "outlived": max(-gap, 0) if progress.restored else 0,
-        },
-    )
-    return _with_mark(counted, producer, progress.sequence, progress.acknowledged)
+        "lost.receiver_died": forgotten if record.restored else 0,
+        "outlived.buffer" if producers == BUFFER else "outlived": max(-gap, 0) if progress.restored else 0,
+    }
 
 
-def _reconcile_same_life(
-    record: PageRecord, producer: ProducerId, mark: Mark, progress: ProducerProgress
-) -> PageRecord:
-    """Return the consumer's record for a life of the producer that has connected before."""
+def _missing_of_same_life(record: PageRecord, mark: Mark, progress: ProducerProgress) -> dict[str, int]:
+    """Return what a consumer counts when a life of a producer connects again; empty if its mark stays."""
     forgotten = progress.acknowledged - mark.total
-    if forgotten <= 0 or not record.restored:
-        return record
-    return _with_mark(
-        record.count(**{"lost.receiver_died": forgotten}), producer, progress.sequence, progress.acknowledged
-    )
+    return {"lost.receiver_died": forgotten} if forgotten > 0 and record.restored else {}
 
 
-def _sequence(record: PageRecord, producer: ProducerId) -> int:
-    mark = record.marks.get(producer.index)
-    if mark is None or mark.incarnation < producer.incarnation:
+def _sequence(mark: Mark, producer: ProducerId) -> int:
+    if mark.incarnation < producer.incarnation:
         return -1
     return mark.sequence if mark.incarnation == producer.incarnation else ACCOUNT_CLOSED
-
-
-def _with_mark(record: PageRecord, producer: ProducerId, sequence: int, total: int) -> PageRecord:
-    return replace(record, marks={**record.marks, producer.index: Mark(producer.incarnation, sequence, total)})
 
 
 def _ended(record: PageRecord) -> PageRecord:

@@ -20,6 +20,9 @@ from rlsrl.runtime.ledger.records import (
     PageRecord,
     Posted,
     PostedCount,
+    consumer_of,
+    key_of,
+    producer_of,
     term_of_untaken,
 )
 
@@ -108,19 +111,19 @@ def balance(records: Iterable[PageRecord], *, ended: bool, copies: bool = False)
             restored pages, the two ends of a stream correct each other: both have the producer's count.
     """
     records = tuple(records)
-    chain = _roles_present(records)
     total: Counter[str] = Counter()
     for record in records:
         total.update(record.counters)
-        total.update(_outlived(_upstream_role(record.role, chain), record.counters["outlived"], "lost.receiver_died"))
+        total.update(_outlived(ACTOR, record.counters["outlived"], "lost.receiver_died"))
+        total.update(_outlived(BUFFER, record.counters["outlived.buffer"], "lost.receiver_died"))
         if ended:
             total.update(_held_by_dead(record))
     gone = "lost.receiver_died" if ended else "unsettled"
-    pairs = [*_pairs(records, chain, copies=copies)]
+    pairs = [*_pairs(records, copies=copies)]
     for pair in pairs:
         total.update(_untaken_terms(pair.not_taken) if ended else {"unsettled": _num_transitions(pair.not_taken)})
         total[gone] += pair.forgotten
-        total.update(_outlived(pair.producer_role, pair.outlived, gone))
+        total.update(_outlived(pair.producer.role, pair.outlived, gone))
     if ended:
         missing = _missing_on_actors_pages(total, records, pairs)
         total.update({"produced": missing, gone: missing})
@@ -149,16 +152,12 @@ def settle_ledger(folder: Path) -> None:
     with ExitStack() as pages:
         opened = {(page.record.role, page.record.index): page for page in map(pages.enter_context, _open_all(folder))}
         records = tuple(page.record for page in opened.values())
-        for pair in _pairs(records, _roles_present(records), copies=False):
-            if pair.producer is not None and pair.not_taken:
+        for pair in _pairs(records, copies=False):
+            if pair.not_taken:
                 page = opened[pair.producer.role, pair.producer.index]
                 page.apply(partial(_settled, not_taken=pair.not_taken))
         for page in opened.values():
             page.apply(lambda record: replace(record, unacknowledged=()))
-
-
-def _roles_present(records: Sequence[PageRecord]) -> list[str]:
-    return [role for role in CHAIN if role != "buffer" or any(record.role == role for record in records)]
 
 
 def _settled(record: PageRecord, *, not_taken: Sequence[Posted]) -> PageRecord:
@@ -182,10 +181,10 @@ def _open_all(folder: Path) -> Iterable[LedgerPage]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Pair:
-    """A producer index and a consumer, and the differences between their pages, in transitions."""
+    """A producer and a consumer, and the differences between their pages, in transitions."""
 
-    producer_role: str
-    producer: PageRecord | None
+    producer: PageRecord
+    """Empty if it has no page."""
     not_taken: tuple[Posted, ...]
     """The producer's unacknowledged slots that the consumer has not accounted for."""
     forgotten: int
@@ -194,56 +193,51 @@ class _Pair:
     """Accounted for by the consumer, but not on the producer's page, which may be older."""
 
 
-def _pairs(records: Sequence[PageRecord], chain: Sequence[str], *, copies: bool) -> Iterator[_Pair]:
-    """Yield all pairs of a producer index and a consumer that have a connection on record."""
+def _pairs(records: Sequence[PageRecord], *, copies: bool) -> Iterator[_Pair]:
+    """Yield all pairs of a producer and a consumer that have a connection on record."""
 
     def may_be_older(record: PageRecord | None) -> bool:
         return copies if record is None else record.restored or (copies and not record.ended)
 
     pages = {(record.role, record.index): record for record in records}
-    for position, producer_role in enumerate(chain):
-        consumer_role = chain[position + 1] if position + 1 < len(chain) else None
-        for index, consumer_index in _connected(records, producer_role, consumer_role):
-            producer = pages.get((producer_role, index))
-            consumer = pages.get((consumer_role, consumer_index)) if consumer_role is not None else None
-            pair = _compare(producer_role, producer, index, consumer, consumer_index)
-            yield replace(
-                pair,
-                forgotten=pair.forgotten if may_be_older(consumer) else 0,
-                outlived=pair.outlived if may_be_older(producer) else 0,
-            )
+    for one, other in _connected(records):
+        producer, consumer = pages.get(one), pages.get(other)
+        pair = _compare(producer or PageRecord(role=one[0], index=one[1]), consumer, key_of(*other))
+        yield replace(
+            pair,
+            forgotten=pair.forgotten if may_be_older(consumer) else 0,
+            outlived=pair.outlived if may_be_older(producer) else 0,
+        )
 
 
-def _connected(records: Sequence[PageRecord], producer_role: str, consumer_role: str | None) -> list[tuple[int, int]]:
-    """Return (producer's index, consumer's index) of all pairs that either page mentions."""
-    producers = [each for each in records if each.role == producer_role]
-    pairs = {(each.index, consumer) for each in producers for consumer in each.posted_counts}
-    pairs |= {(each.index, posted.consumer) for each in producers for posted in each.unacknowledged}
-    pairs |= {(producer, each.index) for each in records if each.role == consumer_role for producer in each.marks}
+def _connected(records: Sequence[PageRecord]) -> list[tuple[tuple[str, int], tuple[str, int]]]:
+    """Return ((role, index) of the producer, of the consumer) of all pairs that either page mentions."""
+    pairs = {((each.role, each.index), consumer_of(key)) for each in records for key in each.posted_counts}
+    pairs |= {
+        ((each.role, each.index), consumer_of(posted.consumer)) for each in records for posted in each.unacknowledged
+    }
+    pairs |= {(producer_of(key), (each.role, each.index)) for each in records for key in each.marks}
     return sorted(pairs)
 
 
-def _compare(
-    producer_role: str, producer: PageRecord | None, index: int, consumer: PageRecord | None, consumer_index: int
-) -> _Pair:
+def _compare(producer: PageRecord, consumer: PageRecord | None, consumer_key: int) -> _Pair:
     """Compare the two pages of a pair. Both have the producer's count, each as far as its page goes."""
-    mark = consumer.marks.get(index, NO_MARK) if consumer is not None else NO_MARK
-    producer_page = producer if producer is not None else PageRecord(role=producer_role, index=index)
-    count = producer_page.posted_counts.get(consumer_index, PostedCount())
+    producer_key = key_of(producer.role, producer.index)
+    mark = consumer.marks.get(producer_key, NO_MARK) if consumer is not None else NO_MARK
+    count = producer.posted_counts.get(consumer_key, PostedCount())
     not_taken = tuple(
         each
-        for each in producer_page.unacknowledged
-        if each.consumer == consumer_index and not mark.covers(each.incarnation, each.sequence)
+        for each in producer.unacknowledged
+        if each.consumer == consumer_key and not mark.covers(each.incarnation, each.sequence)
     )
-    knows_this_life = mark.incarnation >= producer_page.incarnation
+    knows_this_life = mark.incarnation >= producer.incarnation
     if knows_this_life:
         gap, since = count.total - _num_transitions(not_taken) - mark.total, 0
     else:
-        former = [each for each in not_taken if each.incarnation < producer_page.incarnation]
+        former = [each for each in not_taken if each.incarnation < producer.incarnation]
         gap = count.inherited - _num_transitions(former) - mark.total
         since = count.total - count.inherited - _num_transitions(not_taken) + _num_transitions(former)
     return _Pair(
-        producer_role=producer_role,
         producer=producer,
         not_taken=not_taken,
         forgotten=max(gap, 0) + since,
@@ -258,15 +252,15 @@ def _missing_on_actors_pages(total: Mapping[str, int], records: Sequence[PageRec
     trainers'. Transitions that trainers took and that a buffer worker's page lacks count first against the losses with
     buffer workers (``_outlived``). Actors produced the others after the copies of their pages.
     """
-    if not any(record.role == "buffer" for record in records):
+    if not any(record.role == BUFFER for record in records):
         return 0
     lost = sum(
         record.counters["lost.receiver_died"] + (0 if record.ended else max(record.counters["in_buffer"], 0))
         for record in records
-        if record.role == "buffer"
+        if record.role == BUFFER
     )
-    forgotten = sum(pair.forgotten for pair in pairs if pair.producer_role == CHAIN[0])
-    outlived = total["outlived"] + sum(pair.outlived for pair in pairs if pair.producer_role == "buffer")
+    forgotten = sum(pair.forgotten for pair in pairs if pair.producer.role == ACTOR)
+    outlived = total["outlived.buffer"] + sum(pair.outlived for pair in pairs if pair.producer.role == BUFFER)
     return max(outlived - forgotten - lost, 0)
 
 
@@ -275,12 +269,7 @@ def _outlived(producer_role: str, num_transitions: int, gone: str) -> dict[str, 
 
     If the producer was an actor, it had produced them; if it was a buffer worker, it had not lost them.
     """
-    return {"produced": num_transitions} if producer_role == CHAIN[0] else {gone: -num_transitions}
-
-
-def _upstream_role(role: str, chain: Sequence[str]) -> str:
-    """Return the role whose slots this role takes. The first role is its own upstream: it takes none."""
-    return chain[max(chain.index(role) - 1, 0)]
+    return {"produced": num_transitions} if producer_role == ACTOR else {gone: -num_transitions}
 
 
 def _untaken_terms(not_taken: Iterable[Posted]) -> dict[str, int]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
+from rlsrl.api.role_names import ACTOR, BUFFER, TRAINER
+
 DROP_REASONS = ("stale", "old_attempt", "end_of_run", "non_finite", "update_skipped", "evicted")
 """Why a transition was not trained. ``stale``: its weights are older than the policy lag allows. ``old_attempt``: its
 weights are of an earlier attempt. ``end_of_run``: it was untrained when its consumer ended, or in transit when its
@@ -30,11 +32,35 @@ TERMS = (
     "outlived",
     "dropped.update_skipped",
     "dropped.evicted",
+    "outlived.buffer",
 )
 """The counters, in transitions, in the order of a page; new ones are appended.
 
-Two of them are not part of the equation: ``passed_on`` (transitions that a buffer worker took and posted again) and
-``outlived`` (transitions that a consumer took and that the producer's restored page does not contain)."""
+Three of them are not part of the equation: ``passed_on`` (transitions that a buffer worker took and posted again), and
+``outlived`` and ``outlived.buffer`` (transitions that a consumer took and that the restored page of the actor, or of
+the buffer worker, that posted them does not contain)."""
+
+_BUFFER_KEYS = 2**32
+"""The key of buffer worker 0."""
+
+
+def key_of(role: str, index: int) -> int:
+    """Return the key of a producer or a consumer on the pages of its peers.
+
+    Keys of buffer workers differ from those of actors and trainers: an edit that adds or removes ``bufferWorkers``
+    leaves both on a page, and each is compared with its own peer alone.
+    """
+    return index + _BUFFER_KEYS if role == BUFFER else index
+
+
+def producer_of(key: int) -> tuple[str, int]:
+    """Return role and index of the producer with that key."""
+    return (BUFFER, key - _BUFFER_KEYS) if key >= _BUFFER_KEYS else (ACTOR, key)
+
+
+def consumer_of(key: int) -> tuple[str, int]:
+    """Return role and index of the consumer with that key."""
+    return (BUFFER, key - _BUFFER_KEYS) if key >= _BUFFER_KEYS else (TRAINER, key)
 
 
 def term_of_untaken(*, withdrawn: bool) -> str:
@@ -74,7 +100,7 @@ class Posted(NamedTuple):
     sequence: int
     num_transitions: int
     consumer: int
-    """Index of the consumer that the slot was posted to."""
+    """Key of the consumer that the slot was posted to."""
     withdrawn: bool = False
     """True if the producer's life has ended cleanly since. An untaken slot then counts as dropped, not as lost."""
 
@@ -127,9 +153,9 @@ class PageRecord:
     sequence: int = -1
     """Highest sequence number that the newest life produced; -1 for none."""
     marks: Mapping[int, Mark] = field(default_factory=dict)
-    """What this consumer has accounted for, by producer index."""
+    """What this consumer has accounted for, by the producer's key."""
     posted_counts: Mapping[int, PostedCount] = field(default_factory=dict)
-    """What this producer has posted, by consumer index."""
+    """What this producer has posted, by the consumer's key."""
     unacknowledged: tuple[Posted, ...] = ()
     """Slots that this producer has posted and that are not acknowledged, in order."""
 

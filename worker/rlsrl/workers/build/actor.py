@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsrl.api.resolved import ActorConfig
+from rlsrl.api.role_names import BUFFER, TRAINER
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.slots import ProducerId, rollout_layout
 from rlsrl.data.specs import EnvSpec
@@ -112,6 +113,7 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
         ledger = ActorLedger(page)
         producer = open_producer(
             config.consumers_of(context.index),
+            consumers=BUFFER if config.buffer_endpoints else TRAINER,
             token=context.token,
             tls=context.tls,
             layout=rollout_layout(

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from rlsrl.api.resolved import BufferConfig
+from rlsrl.api.role_names import TRAINER
 from rlsrl.data.slots import ProducerId, rollout_layout
 from rlsrl.runtime.ledger import BufferLedger, ConsumerAccount, TrainerLedger
 from rlsrl.workers.build.common import spec_of_environments
@@ -50,6 +51,7 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
         ledger = BufferLedger(page)
         downstream = open_producer(
             dict(enumerate(config.samples_endpoints)),
+            consumers=TRAINER,
             token=context.token,
             tls=context.tls,
             layout=layout,

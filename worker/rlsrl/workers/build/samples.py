@@ -11,7 +11,7 @@ from typing_extensions import override
 from rlsrl.data.slots import ProducerId, SlotLayout
 from rlsrl.rpc.tls import Tls
 from rlsrl.runtime.addresses import Directory, own_address
-from rlsrl.runtime.ledger import ProducerAccount
+from rlsrl.runtime.ledger import ProducerAccount, key_of
 from rlsrl.streams.connect import open_sample_consumer, open_sample_producer
 from rlsrl.streams.consumer_core import ConsumerOptions
 from rlsrl.streams.producer_core import ProducerOptions
@@ -24,6 +24,7 @@ class AddressedLedger(ProducerLedger):
     """A producer's account with one of its consumers."""
 
     def __init__(self, account: ProducerAccount, consumer: int) -> None:
+        """``consumer`` is its key."""
         self._account = account
         self._consumer = consumer
 
@@ -39,6 +40,7 @@ class AddressedLedger(ProducerLedger):
 def open_producer(
     endpoints: Mapping[int, str],
     *,
+    consumers: str,
     token: str,
     tls: Tls | None,
     layout: SlotLayout,
@@ -46,7 +48,8 @@ def open_producer(
     ledger: ProducerAccount,
     directory: Directory,
 ) -> PollableProducer:
-    """Return a producer for the consumers at ``endpoints``, by consumer index, and begin the ledger's new life.
+    """Return a producer for consumers of the role ``consumers`` at ``endpoints``, by index, and begin the ledger's new
+    life.
 
     The ledger forgets the unacknowledged slots of former lives once every consumer of such a slot has settled them.
 
@@ -58,7 +61,8 @@ def open_producer(
     on_settled = _after_calls(len(unsettled), lambda: ledger.forget_settled(producer_id.incarnation))
     sequences = count()
 
-    def shard(consumer: int, endpoint: str) -> PollableProducer:
+    def shard(index: int, endpoint: str) -> PollableProducer:
+        consumer = key_of(consumers, index)
         options = ProducerOptions(
             token=token,
             layout=layout,
@@ -70,7 +74,7 @@ def open_producer(
         )
         return open_sample_producer(endpoint, options, find=directory.find, tls=tls)
 
-    shards = [shard(consumer, endpoint) for consumer, endpoint in endpoints.items()]
+    shards = [shard(index, endpoint) for index, endpoint in endpoints.items()]
     return shards[0] if len(shards) == 1 else ShardedProducer(shards)
 
 

@@ -13,6 +13,7 @@ from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.normalizer import ReplayNormalizer
 from rlsrl.api.live import settings_of, with_settings
 from rlsrl.api.resolved import TrainerConfig
+from rlsrl.api.role_names import ACTOR, BUFFER
 from rlsrl.buffers.fifo import FifoBuffer
 from rlsrl.buffers.limiter import RateLimiter
 from rlsrl.data.slots import SlotLayout
@@ -187,7 +188,7 @@ def _resumed_ledger(
     ledgers = [] if state is None else state.values["ledgers"]
     page = context.open_ledger_page()
     resources.callback(page.close)
-    ledger = TrainerLedger(page)
+    ledger = TrainerLedger(page, producers=BUFFER if config.takes_from_buffers else ACTOR)
     saved = ledgers[context.index] if context.index < len(ledgers) else None
     store = open_store(config, context, state, layout, former=ledger.former_life(saved))
     if store is None:
