@@ -11,6 +11,8 @@ from pydantic import JsonValue
 from rlsrl.api.placement import HEALTH_PORT, HTTP_PORT
 from rlsrl.api.pods import CONTAINER, TOKEN_KEY, certified_name
 from rlsrl.api.process_environment import process_environment
+from rlsrl.api.quantities import amount_of
+from rlsrl.api.replay_memory import assumed_store_bytes
 from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.roles import Role
 from rlsrl_operator.manifests.context import (
@@ -36,6 +38,7 @@ FROZEN_GRACE_SECONDS = 5
 """Seconds between SIGTERM and SIGKILL of a process that fails its liveness probe."""
 EVICTED_AFTER_SECONDS = 30
 """How long pods stay on an unreachable node."""
+_MEBIBYTE = 2**20
 STATE_VOLUME = "state"
 """The volume with what outlives a container; for some roles it outlives the pod, too (``roles.has_volumes``)."""
 _COORDINATOR_MOUNTS: tuple[Manifest, ...] = (
@@ -190,7 +193,9 @@ def _resources(context: ExperimentContext, role: Role) -> Manifest:
 def _default_resources(context: ExperimentContext, role: Role) -> Manifest:
     """Return the settings' requests and limits of a role without those that the experiment's ``podTemplate`` names.
 
-    Beside a default limit, a larger request of the template alone would be refused.
+    Beside a default limit, a larger request of the template alone would be refused. A pod with replay stores requests
+    their memory, too: they are mapped files, and draws wait for the disk where the node has no room to keep them. Nodes
+    short of memory evict first the pods that use more than they request, mapped files included.
     """
     named = resources_in(template_of_role(context.experiment, role.name))
     ranks = context.experiment.spec.trainers.ranks_per_pod if role.name == TRAINER else 1
@@ -199,7 +204,20 @@ def _default_resources(context: ExperimentContext, role: Role) -> Manifest:
         for kind, given in context.settings.resources.get(role.name, {}).items()
         if isinstance(given, dict)
     }
+    stores = ranks * assumed_store_bytes(context.experiment.spec, role.name)
+    if stores and "memory" in amounts.get("requests", {}):
+        limit = amounts.get("limits", {}).get("memory")
+        amounts["requests"]["memory"] = _with_bytes(amounts["requests"]["memory"], stores, at_most=limit)
     return {kind: given for kind, given in amounts.items() if given}
+
+
+def _with_bytes(quantity: JsonValue, num_bytes: int, *, at_most: JsonValue) -> JsonValue:
+    """Return a Kubernetes quantity with so many bytes more, or ``at_most`` if that is less and no null."""
+    before, limit = amount_of(quantity), amount_of(at_most)
+    if before is None:
+        return quantity  # The API server says what is wrong with it.
+    mebibytes = -(-(before + num_bytes) // _MEBIBYTE)
+    return at_most if limit is not None and limit < mebibytes * _MEBIBYTE else f"{mebibytes}Mi"
 
 
 def _times(quantity: JsonValue, factor: int) -> JsonValue:

@@ -204,6 +204,31 @@ def test_a_pod_template_replaces_the_defaults_of_the_resources_that_it_names() -
     assert resources_of("actor", actors=actors) == {"requests": {"cpu": "50m", "memory": "16Gi"}}
 
 
+REPLAY: dict[str, Any] = {
+    "algorithm": {"dqn": {"replay": {"capacity": 2_000_000}}},
+    "actors": {"replicas": 2, "environments": 8, "rolloutLength": 16},
+    "pacing": {"trainStepsPerEnvStep": 1},
+}
+PIXELS: dict[str, Any] = {"environment": {"id": "X", "atari": {}, "frameStack": 4}, "policy": {"network": {"cnn": {}}}}
+TEMPLATE = {"spec": {"containers": [{"name": "worker", "resources": {"requests": {"memory": "1Gi"}}}]}}
+
+
+@pytest.mark.parametrize(
+    ("role", "spec", "expected"),
+    [
+        pytest.param(BUFFER, REPLAY, "769Mi", id="two million vectors"),
+        pytest.param(TRAINER, REPLAY, "512Mi", id="buffer workers keep them"),
+        pytest.param(TRAINER, REPLAY | {"bufferWorkers": None}, "1153Mi", id="the trainer keeps them"),
+        pytest.param(BUFFER, REPLAY | {"bufferWorkers": {"replicas": 2}}, "449Mi", id="half"),
+        pytest.param(BUFFER, REPLAY | PIXELS, "4Gi", id="two million images: the limit"),
+        pytest.param(BUFFER, REPLAY | {"bufferWorkers": {"podTemplate": TEMPLATE}}, "1Gi", id="the user's own"),
+        pytest.param(BUFFER, {}, "128Mi", id="no replay"),
+    ],
+)
+def test_a_pod_with_a_replay_store_requests_its_memory(role: str, spec: dict[str, Any], expected: str) -> None:
+    assert resources_of(role, **spec)["requests"]["memory"] == expected
+
+
 def test_the_resources_of_a_role_replace_all_its_defaults() -> None:
     mine = {"limits": {"memory": "1Gi"}}
     given_settings = BY_DEFAULT.model_copy(update={"roles": {"default": PodDefaults(resources=mine)}})

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from rlsrl.api.load import load_file
+from rlsrl.api.replay_memory import assumed_store_bytes
+from rlsrl.api.role_names import ACTOR, TRAINER
 from rlsrl.buffers.replay.store_file import StoreFile
-from rlsrl.testing.rollouts import discrete_env_spec
+from rlsrl.data.specs import ArraySpec, EnvSpec
+from rlsrl.testing.rollouts import discrete_action, discrete_env_spec
 from rlsrl.workers.build.replay_stores import ReplayStores, pod_shortage, stores_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -45,6 +48,30 @@ def test_the_largest_capacity_is_the_largest_that_fits(number: int, room: int) -
     assert of_ranks(number, largest).num_bytes <= room
     assert of_ranks(number, largest + 1).num_bytes > room
     assert found.largest_capacity(found.num_bytes) >= 1_000_000
+
+
+IMAGES = EnvSpec(
+    observation={"observation": ArraySpec(shape=(4, 84, 84), dtype="uint8")}, action=discrete_action(num_actions=6)
+)
+
+
+ATARI = ["policy.network={cnn: {}}", "environment.atari={}", "environment.frameStack=4"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "env_spec", "most"),
+    [
+        pytest.param([], discrete_env_spec(num_features=4), 10, id="CartPole"),
+        pytest.param([], discrete_env_spec(num_features=64), 1.2, id="64 floats"),
+        pytest.param(ATARI, IMAGES, 1.01, id="Atari"),
+    ],
+)
+def test_pods_request_at_least_the_bytes_of_their_stores(overrides: list[str], env_spec: EnvSpec, most: float) -> None:
+    spec = load_file(EXAMPLES / "cartpole-dqn.yaml", [*overrides, "trainers.replicas=2", "actors.replicas=2"]).spec
+    found = stores_of(spec, env_spec)
+    assert found is not None
+    assert 1 <= 2 * assumed_store_bytes(spec, TRAINER) / found.num_bytes <= most
+    assert assumed_store_bytes(spec, ACTOR) == 0
 
 
 def test_no_capacity_fits_into_next_to_nothing() -> None:
