@@ -13,7 +13,7 @@ import yaml
 
 from rlsrl.api.pods import is_ready
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.faults import GATE, STEP_SECONDS, Faults, all_ready, begin, reach_the_goal
+from rlsrl.testing.faults import GATE, STEP_SECONDS, Faults, all_ready, begin, reach_the_goal, role_of
 from rlsrl.testing.kubectl import ClusterExperiment, Namespace, Nodes
 from rlsrl.testing.recovery import Recovered
 from rlsrl.testing.waiting import until
@@ -100,13 +100,11 @@ def claims(experiment: ClusterExperiment) -> set[str]:
     return {each["metadata"]["name"] for each in found if "deletionTimestamp" not in each["metadata"]}
 
 
-def found_transitions(experiment: ClusterExperiment, pod: str) -> int | None:
-    """Return how many transitions the buffer worker in a pod found at its start; None if it has not looked yet, or
-    found no store that it may use.
-    """
+def found_transitions(experiment: ClusterExperiment, pod: str) -> int:
+    """Return how many transitions the ready buffer worker in a pod found at its start; 0 without a usable store."""
     lines = experiment.where.kubectl("logs", pod).splitlines()
     events = [json.loads(line) for line in lines if line.startswith("{") and f'"{FOUND}"' in line]
-    return int(events[-1]["transitions"]) if events else None
+    return int(events[-1]["transitions"]) if events else 0
 
 
 @pytest.mark.full
@@ -131,10 +129,11 @@ def test_dqn_with_two_buffer_workers_reaches_its_goal_and_a_deleted_one_keeps_it
         return pod is not None and pod["metadata"]["uid"] != before["metadata"]["uid"] and is_ready(pod)
 
     until(is_back, "the pod is back")
-    assert (found_transitions(experiment, name) or 0) > 3000, "one of two equal parts"
+    assert found_transitions(experiment, name) > 3000, "one of two equal parts"
     experiment.await_phase("Succeeded", seconds=900)
     assert float(experiment.status["training"]["returnMean"]) >= 475
     assert experiment.status["restarts"] == 0, "trainers go on without a buffer worker"
+    until(lambda: [role_of(pod) for pod in experiment.pods()] == ["coordinator"], "only the coordinator remains")
     until(lambda: experiment.ledger()["unsettled"] == 0, "the ledger is settled")
     ledger = experiment.ledger()
     assert ledger["balanced"], ledger
@@ -166,7 +165,8 @@ def test_volumes_of_buffer_workers_outlive_pods_and_suspension_and_go_with_the_r
     assert claims(experiment) == held
     edit(experiment, suspend=False)
     experiment.await_phase("Running")
-    until(lambda: found_transitions(experiment, name) is not None, "the resumed pod finds its store")
+    until(lambda: all_ready(experiment), "every pod is ready")
+    assert found_transitions(experiment, name), "a suspension keeps them"
     edit(experiment, bufferWorkers=None)
     until(lambda: where.get("statefulset", f"{experiment.name}-buffer") is None, "the role is gone")
     until(lambda: not claims(experiment), "its volumes go with it")
