@@ -153,9 +153,15 @@ def test_a_rank_of_the_same_attempt_waits_for_the_present_holder(leases: Leases)
     assert place(lease(leases, "b", role="trainer", index=1, attempt=1)) == (1, 1)
 
 
-@pytest.mark.parametrize("index", [-1, 2])
-def test_a_rank_that_does_not_exist_is_refused(leases: Leases, index: int) -> None:
-    assert "below 2" in refused(leases, "a", role="trainer", index=index, attempt=1)
+def test_a_pod_that_an_edit_adds_waits_until_the_coordinator_has_the_edit(leases: Leases) -> None:
+    claim = Claim(role="trainer", instance="a", index=2, attempt=1)
+    assert leases.lease(claim, 0.0) == Wait(reason="trainer index 2 is not below 2, the number of workers so far")
+    leases.resize({**CAPACITY, "trainer": 3})
+    assert place(lease(leases, "a", role="trainer", index=2, attempt=1)) == (2, 0)
+
+
+def test_an_index_below_0_is_refused(leases: Leases) -> None:
+    assert "below 0" in refused(leases, "a", role="trainer", index=-1, attempt=1)
 
 
 def test_a_role_that_does_not_exist_is_refused_with_those_that_do(leases: Leases) -> None:

@@ -48,7 +48,7 @@ class Lease:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """No index is free: claim again when one is."""
+    """No index is free, or the one that the worker needs is not: claim again when an index is freed or added."""
 
     reason: str
 
@@ -214,10 +214,10 @@ class Leases:
         return self._new(claim, index, now)
 
     def _claim_index(self, claim: Claim, index: int, now: float) -> Lease | Wait | LeaseRefusal:
-        if not 0 <= index < self._capacity[claim.role]:
-            return LeaseRefusal(
-                reason=f"{claim.role} index {index} is out of range: indices are below {self._capacity[claim.role]}"
-            )
+        if index < 0:
+            return LeaseRefusal(reason=f"{claim.role} index {index} is below 0")
+        if index >= (capacity := self._capacity[claim.role]):  # A new pod may be here before the edit that added it.
+            return Wait(reason=f"{claim.role} index {index} is not below {capacity}, the number of workers so far")
         before = self._leases.get((claim.role, index))
         if before is not None and before.held and before.attempt >= claim.attempt:
             return Wait(reason=f"{claim.role} {index} of attempt {before.attempt} is held by another process")
