@@ -21,6 +21,7 @@ from rlsrl_operator.manifests import (
     Manifest,
     Revision,
     revision_object,
+    shard_claims,
     token_secret,
     volume_claim,
 )
@@ -196,6 +197,7 @@ def _accepted(run: _Run) -> Plan:
     if (claim := volume_claim(run.running)) is not None and (child := observed.children.get(key_of(claim))) is not None:
         name = claim["metadata"]["name"]
         status = statuses.with_claim(status, name, child.found, generation=run.running.generation, now=now)
+    status = statuses.with_shard_claims(status, _deleted_claims(run), generation=run.running.generation, now=now)
     rolled_out = is_rolled_out(status, run.templates, observed.pods)
     coordinators = [pod for pod in observed.pods if pod["metadata"]["labels"][ROLE_LABEL] == COORDINATOR]
     is_reported = status.phase in ("Starting", "Running") and any(map(is_ready, coordinators))
@@ -210,6 +212,12 @@ def _accepted(run: _Run) -> Plan:
         blocker=blocker,
         requeue_after=_seconds_to_next_pass(run, status) if blocker is None else TROUBLE_SECONDS,
     )
+
+
+def _deleted_claims(run: _Run) -> list[str]:
+    """Return the claims of the experiment's buffer workers that are being deleted."""
+    claims = {name: run.observed.labelled.get(("PersistentVolumeClaim", name)) for name in shard_claims(run.running)}
+    return [name for name, found in claims.items() if found and "deletionTimestamp" in found["metadata"]]
 
 
 def _pod_blocker(run: _Run, status: ExperimentStatus) -> Blocker | None:

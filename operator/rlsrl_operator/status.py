@@ -25,6 +25,7 @@ from rlsrl.api.reasons import (
     ProgressReason,
     ReadyReason,
     Reason,
+    VolumeReason,
     is_trouble,
 )
 from rlsrl.api.role_names import COORDINATOR, TRAINER
@@ -54,6 +55,7 @@ _MESSAGE_LENGTH = 1024
 _MAX_NUMBER = 1e15
 """Larger numbers do not fit the schema of the status."""
 _MAX_VERSION_LENGTH = 64
+_IS_BEING_DELETED = " is being deleted"
 _LONG_CALL_SECONDS = 60.0
 """Duration from which a call of an environment is in the condition Progressing."""
 _REST: Mapping[Phase, tuple[ProgressReason, str]] = {
@@ -313,6 +315,27 @@ def with_claim(
     lost = f"version {status.training.version} after {status.training.train_steps} training steps, and all before"
     message = f"PersistentVolumeClaim {name} was deleted with what it held at {stamp(now)}: {lost}"
     return with_condition(status, VOLUME_INTACT, "False", "ClaimReplaced", message, generation=generation, now=now)
+
+
+def with_shard_claims(
+    status: ExperimentStatus, deleted: Sequence[str], *, generation: int, now: datetime
+) -> ExperimentStatus:
+    """Return the status with the condition VolumeIntact, if claims of buffer workers are or were being deleted.
+
+    ``deleted`` names those that are. What ``with_claim`` reports of the weights stays.
+    """
+    before = condition(status, VOLUME_INTACT)
+    if before is not None and not before.reason.startswith("ShardClaim"):
+        return status
+    reason: VolumeReason
+    if deleted:
+        reason, message = "ShardClaimDeleting", f"PersistentVolumeClaim {', '.join(deleted)}{_IS_BEING_DELETED}"
+    elif before is not None and before.reason == "ShardClaimDeleting":
+        claims = before.message.removesuffix(_IS_BEING_DELETED)
+        reason, message = "ShardClaimReplaced", f"{claims} was deleted with what it held by {stamp(now)}"
+    else:
+        return status
+    return with_condition(status, VOLUME_INTACT, "False", reason, message, generation=generation, now=now)
 
 
 def has_numbers(status: ExperimentStatus) -> bool:

@@ -16,7 +16,7 @@ from rlsrl_operator.manifests.revision import (
     revision_object,
 )
 from rlsrl_operator.manifests.types import Manifest
-from rlsrl_operator.manifests.workloads import volume_claim
+from rlsrl_operator.manifests.workloads import shard_claims, volume_claim
 
 __all__ = [
     "ExperimentContext",
@@ -30,6 +30,7 @@ __all__ = [
     "read_revision",
     "render",
     "revision_object",
+    "shard_claims",
     "token_secret",
     "volume_claim",
 ]

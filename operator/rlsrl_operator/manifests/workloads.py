@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlsrl.api.placement import COORDINATOR_PORT, HTTP_PORT
-from rlsrl.api.role_names import ACTOR, COORDINATOR, EVALUATOR, TRAINER
+from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.api.roles import Role
 from rlsrl.api.spec import FilesystemStore, ReplayVolume
 from rlsrl_operator.manifests.context import ExperimentContext
@@ -109,6 +109,13 @@ def _stateful_set(context: ExperimentContext, role: Role) -> Manifest:
             **(_own_volumes(context, role) if has_volumes(role, context.experiment.spec) else {}),
         },
     }
+
+
+def shard_claims(context: ExperimentContext) -> tuple[str, ...]:
+    """Return the names of the claims that Kubernetes makes for buffer workers with a volume each, by index."""
+    spec = context.experiment.spec
+    num_workers = 0 if spec.buffer_workers is None or not spec.keeps_in_buffers else spec.buffer_workers.replicas
+    return tuple(f"{STATE_VOLUME}-{context.name_of(BUFFER)}-{index}" for index in range(num_workers))
 
 
 def _own_volumes(context: ExperimentContext, role: Role) -> Manifest:

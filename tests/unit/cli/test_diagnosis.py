@@ -117,6 +117,13 @@ def test_a_volume_that_is_being_deleted_is_reported() -> None:
     assert finding.explanation == explain(VOLUME_INTACT, "ClaimDeleting")
 
 
+def test_a_buffer_workers_volume_that_is_being_deleted_has_no_weights() -> None:
+    labels = {"rlsrl.dev/role": "buffer"}
+    metadata = {"name": f"state-{NAME}-buffer-0", "uid": "1", "labels": labels, "deletionTimestamp": MADE}
+    (finding,) = found(experiment("Running", *WELL), {"kind": "PersistentVolumeClaim", "metadata": metadata})
+    assert finding.explanation == explain(VOLUME_INTACT, "ShardClaimDeleting")
+
+
 def test_a_lost_volume_is_reported_after_the_end_too() -> None:
     lost = condition(VOLUME_INTACT, "ClaimReplaced", "PersistentVolumeClaim cartpole-data was deleted")
     end = condition("Finished", "Succeeded", "stop.envSteps holds")

@@ -201,6 +201,47 @@ def test_what_a_deleted_claim_held_is_reported_for_good_when_another_is_made() -
     assert condition(later, VOLUME_INTACT) == lost
 
 
+SHARDS = context(
+    algorithm={"dqn": {}}, pacing={"trainStepsPerEnvStep": 1}, bufferWorkers={"replicas": 1}, trainers={"replicas": 1}
+)
+
+
+def shard_claim(index: int, *, deleting: bool) -> dict[tuple[str, str], Manifest]:
+    name = f"state-a-buffer-{index}"
+    leaving = {"deletionTimestamp": "2026-01-01T00:09:00Z"} if deleting else {}
+    claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": name, "labels": {}, **leaving}}
+    return {("PersistentVolumeClaim", name): claim}
+
+
+def test_a_deleted_claim_of_a_buffer_worker_is_reported_and_so_is_that_another_took_its_place() -> None:
+    about = observed(SHARDS, labelled=shard_claim(0, deleting=True))
+    decided = plan(about, key=KEY, now=NOW)
+    assert said(decided, VOLUME_INTACT) == ("False", "ShardClaimDeleting")
+    assert decided.status is not None
+    again = plan(replace(about, status=decided.status, labelled=shard_claim(0, deleting=False)), key=KEY, now=NOW)
+    assert said(again, VOLUME_INTACT) == ("False", "ShardClaimReplaced")
+    assert again.status is not None
+    lost = condition(again.status, VOLUME_INTACT)
+    assert lost is not None
+    assert lost.message.startswith("PersistentVolumeClaim state-a-buffer-0 was deleted with what it held by 2026")
+
+
+@pytest.mark.parametrize(("index", "deleting"), [(0, False), (1, True)])
+def test_claims_that_stay_and_those_of_buffer_workers_that_an_edit_took_away_are_no_loss(
+    index: int, deleting: bool
+) -> None:
+    about = observed(SHARDS, labelled=shard_claim(index, deleting=deleting))
+    assert said(plan(about, key=KEY, now=NOW), VOLUME_INTACT) is None
+
+
+def test_what_is_said_of_the_weights_volume_stays() -> None:
+    about = observed(SHARDS, of_trained_experiment().status)
+    lost = plan(with_child(about, CLAIM, Child()), key=KEY, now=NOW).status
+    assert lost is not None
+    later = replace(about, status=lost, labelled=shard_claim(0, deleting=True))
+    assert said(plan(later, key=KEY, now=NOW), VOLUME_INTACT) == ("False", "ClaimReplaced")
+
+
 def test_the_first_claim_replaces_nothing() -> None:
     assert said(plan(of_new_experiment(), key=KEY, now=NOW), VOLUME_INTACT) is None
 

@@ -58,7 +58,7 @@ EnvironmentErrorsReason = Literal["MadeAgain"]
 NonFiniteReason = Literal["Dropped"]
 DurableReason = Literal["Stored", "NotStored", "StoredLate", "EvaluationsFailed"]
 RollbackReason = Literal["OlderVersion"]
-VolumeReason = Literal["ClaimDeleting", "ClaimReplaced"]
+VolumeReason = Literal["ClaimDeleting", "ClaimReplaced", "ShardClaimDeleting", "ShardClaimReplaced"]
 ReadyReason = Literal[
     "Ready",
     "Starting",
@@ -362,6 +362,18 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "Nothing can bring the versions back, unless the cluster has a snapshot of the volume.",
             "False",
         ),
+        "ShardClaimDeleting": Judgement(
+            "A volume claim of a buffer worker is being deleted, which cannot be undone. Kubernetes keeps the volume "
+            "until the pod ends. The transitions on it disappear with the volume. The weights are on another one.",
+            "Nothing. Training goes on with the other buffer workers. When the pod is replaced, Kubernetes creates an "
+            "empty claim, and the ledger counts the transitions as `lost.receiver_died`.",
+            "False",
+        ),
+        "ShardClaimReplaced": Judgement(
+            "A volume claim of a buffer worker was deleted with the transitions on it. The weights are on another one.",
+            "Nothing. The buffer worker begins with an empty store, and training goes on.",
+            "False",
+        ),
     },
     FINISHED: {
         "Succeeded": Judgement(
@@ -506,7 +518,8 @@ EVICTED_BY_TAINT = Explanation(
 CLAIM_PENDING = Explanation(
     "The volume does not exist yet.",
     "Look at the events of the claim: the cluster has no default StorageClass, or no provisioner for it. "
-    "`parameters.store.filesystem.storageClassName` chooses another class.",
+    "`parameters.store.filesystem.storageClassName`, or for a buffer worker `bufferWorkers.volume.storageClassName`, "
+    "chooses another class.",
 )
 """For a volume claim that is not bound."""
 _OTHER_POD_REASON = Explanation("Kubernetes' reason why the pod does not run.", "Look at `kubectl describe pod`.")

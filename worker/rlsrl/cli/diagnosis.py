@@ -153,9 +153,10 @@ def _unwell(found: Object, warnings: Mapping[str, Object]) -> Diagnosis | None:
 
 def _claim(claim: Object, event: str) -> Diagnosis | None:
     metadata, phase = claim["metadata"], claim.get("status", {}).get("phase")
+    labels = metadata.get("labels", {})
     found = Diagnosis(what=f"volume claim {metadata['name']}", reason=str(phase), since=None, event=event)
     if (since := metadata.get("deletionTimestamp")) is not None:
-        explanation = explain(VOLUME_INTACT, "ClaimDeleting")
+        explanation = explain(VOLUME_INTACT, "ShardClaimDeleting" if ROLE_LABEL in labels else "ClaimDeleting")
         return replace(found, reason="Terminating", since=since, explanation=explanation)
     if phase == "Bound":
         return None
