@@ -13,6 +13,13 @@ from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk
 EXAMPLE = (Path(__file__).parents[2] / "examples" / "cartpole-dqn.yaml").read_text()
 SHARDS = ("bufferWorkers.replicas=2", "actors.replicas=2")
 ROLES = ("coordinator", "actor", "buffer", "trainer")
+BLOCK = "dqn: {{replay: {{capacity: 5000, start: 500, nStep: 3, priorities: {{}}}}}}"
+GATED_SHARDS = (
+    GATED_EXPERIMENT.replace("ppo: {{epochs: 2, minibatchSize: 256}}", BLOCK)
+    + "  pacing: {{trainStepsPerEnvStep: 0.1}}\n  bufferWorkers: {{replicas: 2}}\n"
+)
+assert BLOCK in GATED_SHARDS
+TRAINERS = "  trainers: {{{{replicas: {num_trainers}}}}}\n"
 
 
 def settings(*changes: str) -> list[str]:
@@ -45,6 +52,26 @@ def test_shards_train_as_often_as_the_ratio_says_to_the_end(num_trainers: int, t
     assert ledger["trained"] > 1000
 
 
+def test_an_edit_that_removes_the_shards_of_a_live_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    desk = Desk(tmp_path, GATED_SHARDS.format(gate=gate))
+    facts = desk.facts()
+    with desk.begin() as run:
+        run.until(lambda: run.is_complete() and facts.train_steps() > 0, "training from shards")
+        edited = desk.call("edit", "live", "--set", "bufferWorkers=null")
+        assert edited.returncode == 0, edited.stderr
+        run.until(lambda: run.is_complete() and not run.workers("buffer"), "the role is gone")
+        steps = facts.train_steps()
+        run.until(lambda: facts.train_steps() > steps, "training from the trainer's own store")
+        gate.touch()
+        assert run.wait() == 0, run.output
+    summary = facts.json("summary.json")
+    assert summary["ledger"]["balanced"], summary["ledger"]
+    assert summary["ledger"]["in_buffer"] == 0, summary["ledger"]
+    assert not [*(desk.run_folder / "replay").iterdir()], "stores end with their run"
+    assert facts.leftovers() == []
+
+
 @pytest.mark.slow
 def test_shards_reach_the_goal(tmp_path: Path) -> None:
     summary = run(tmp_path, "stop={returnMean: 475, envSteps: 400000}")
@@ -54,12 +81,7 @@ def test_shards_reach_the_goal(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_trainers", [1, 2])
 def test_shards_survive_a_kill_of_each_role(num_trainers: int, tmp_path: Path) -> None:
-    block = "dqn: {{replay: {{capacity: 5000, start: 500, nStep: 3, priorities: {{}}}}}}"
-    experiment = GATED_EXPERIMENT.replace("ppo: {{epochs: 2, minibatchSize: 256}}", block)
-    assert experiment != GATED_EXPERIMENT
-    others = "  pacing: {{trainStepsPerEnvStep: 0.1}}\n  bufferWorkers: {{replicas: 2}}\n"
-    others += f"  trainers: {{{{replicas: {num_trainers}}}}}\n"
-    with KillCampaign(tmp_path, experiment + others, seed=1) as campaign:
+    with KillCampaign(tmp_path, GATED_SHARDS + TRAINERS.format(num_trainers=num_trainers), seed=1) as campaign:
         for role in ROLES:
             campaign.kill(role, "training")
         summary = campaign.finish()

@@ -14,10 +14,11 @@ from rlsrl.api.resolve import resolve
 from rlsrl.api.resolved import BufferConfig
 from rlsrl.api.role_names import BUFFER
 from rlsrl.buffers.replay import store_file
-from rlsrl.runtime.ledger import LedgerPage, PageRecord, TrainerLedger
+from rlsrl.runtime.ledger import LedgerPage, PageRecord, TrainerLedger, read_pages
 from rlsrl.testing.contexts import RecordingSession, make_context
 from rlsrl.testing.replay import SlotSource
 from rlsrl.workers.build.replay_shard import open_shard_store
+from rlsrl.workers.build.store_files import discard_stores
 from rlsrl.workers.replay_store import LocalStore
 
 EXPERIMENT = """
@@ -183,6 +184,19 @@ def test_a_lost_volume_is_counted_by_the_coordinators_copy(volume: Volume, nodes
         life = volume.begin(resources, copy=copy)
         assert PageRecord.decode(copy, role=BUFFER, index=INDEX).counters["in_buffer"] == volume.taken
         assert (life.store.num_transitions, life.counters) == (0, {"lost.receiver_died": volume.taken})
+
+
+def test_a_run_that_ended_has_no_store_of_a_worker_that_did_not_hear_of_it(volume: Volume, nodes: Nodes) -> None:
+    with ExitStack() as resources:
+        life = volume.begin(resources)
+        volume.fill(life)
+        end(life)
+    run = volume.folder / "run"
+    for _ in range(2):
+        discard_stores(run / "replay", run / "ledger")
+        (record,) = read_pages(run / "ledger")
+        assert {term: count for term, count in record.counters.items() if count} == {"dropped.end_of_run": volume.taken}
+        assert not [*(run / "replay").iterdir()]
 
 
 def test_another_run_on_the_volume_begins_with_nothing_and_gives_the_room_back(volume: Volume, nodes: Nodes) -> None:

@@ -21,6 +21,7 @@ from rlsrl.local.folder_check import check_documents_and_pages
 from rlsrl.local.metrics_log import fixed_evaluations, read_rows, training_rows
 from rlsrl.local.monitor import StatusMonitor
 from rlsrl.local.plans import check_and_write, config_path, resolve_locally, run_plan
+from rlsrl.local.replay_room import stores_folder
 from rlsrl.local.run_folder import RunFolder
 from rlsrl.local.status_file import StatusFile
 from rlsrl.local.summary import RunFacts, summarize
@@ -29,6 +30,7 @@ from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE
 from rlsrl.runtime.coordination import CoordinatorClient
 from rlsrl.runtime.durable import write_durably
 from rlsrl.runtime.ledger import balance, read_pages, settle_ledger
+from rlsrl.workers.build.store_files import discard_stores
 
 STATUS_INTERVAL_SECONDS = 1.0
 """Seconds between two updates of the run folder's ``status.json``; workers report at the same interval."""
@@ -115,6 +117,8 @@ def _environment_check(
 def write_summary(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, Any]:
     """Settle the ledger of a run without running processes; write the run's summary and return it."""
     settle_ledger(folder.ledger)
+    if folder.terminal() is not None:
+        discard_stores(stores_folder(folder.path), folder.ledger)
     rows = read_rows(folder.metrics)
     summary = summarize(
         RunFacts(

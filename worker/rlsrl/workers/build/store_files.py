@@ -14,11 +14,11 @@ from rlsrl.api.spec import AlgorithmSettings, AlgorithmSpec, Environment, Replay
 from rlsrl.buffers.replay.draws import Draws, PrioritizedDraws, UniformDraws
 from rlsrl.buffers.replay.rows import rows_of
 from rlsrl.buffers.replay.segments import Segments
-from rlsrl.buffers.replay.store_file import StoreFile
+from rlsrl.buffers.replay.store_file import SUFFIX, StoreFile
 from rlsrl.data.slots import SlotLayout
 from rlsrl.data.specs import Arrays, ArraySpec
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.runtime.ledger import LedgerPage, TrainerLedger, page_path
+from rlsrl.runtime.ledger import LedgerPage, TrainerLedger, page_path, read_pages
 from rlsrl.streams.grpc_replay.messages import ReplayCodec
 from rlsrl.workers.build.replay_stores import ReplayStores, capacity_field, replay_layout, share_of, store_path
 from rlsrl.workers.context import WorkerContext
@@ -83,6 +83,20 @@ def remove_stores_from(index: int, folder: str, context: WorkerContext) -> None:
         if ledger.exists():
             with closing(LedgerPage.open(ledger, context.role, gone)) as page:
                 drop_held(page, "evicted")
+
+
+def discard_stores(folder: Path, ledger_folder: Path) -> None:
+    """Remove all stores of a run that has ended on one machine, and count what they held. No worker of it may live.
+
+    Most remove their own. A buffer worker that an edit took away, or that died before it heard of the end, does not.
+    """
+    for record in read_pages(ledger_folder):
+        if record.keeps:
+            path = page_path(ledger_folder, record.role, record.index)
+            with closing(LedgerPage.open(path, record.role, record.index)) as page:
+                drop_held(page, "end_of_run")
+    for store in folder.glob(f"*{SUFFIX}"):
+        store.unlink()
 
 
 def drop_held(page: LedgerPage, reason: str) -> None:
