@@ -167,6 +167,13 @@ def test_volumes_of_buffer_workers_outlive_pods_and_suspension_and_go_with_the_r
     experiment.await_phase("Running")
     until(lambda: all_ready(experiment), "every pod is ready")
     assert found_transitions(experiment, name), "a suspension keeps them"
+    where.delete("persistentvolumeclaim", f"state-{name}")
+    until(lambda: experiment.condition("VolumeIntact").get("reason") == "ShardClaimDeleting", "its end is reported")
+    faults.make("deletion of a pod and its claim: buffer with replay", ["buffer"], lambda: where.delete("pod", name))
+    until(lambda: experiment.condition("VolumeIntact").get("reason") == "ShardClaimReplaced", "the loss is reported")
+    assert claims(experiment) == held
+    assert found_transitions(experiment, name) == 0
+    assert experiment.ledger()["lost"]["receiver_died"] > 0
     edit(experiment, bufferWorkers=None)
     until(lambda: where.get("statefulset", f"{experiment.name}-buffer") is None, "the role is gone")
     until(lambda: not claims(experiment), "its volumes go with it")

@@ -23,6 +23,25 @@ def test_kills_of_the_buffer_worker_and_its_neighbours(tmp_path: Path) -> None:
     assert summary["max_policy_lag"] <= 1
 
 
+def test_edits_that_remove_and_add_the_buffer_worker_keep_the_ledger(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    desk = Desk(tmp_path, EXPERIMENT.format(gate=gate))
+    facts = desk.facts()
+    with desk.begin() as run:
+        run.until(lambda: run.is_complete() and facts.train_steps() > 0, "training with the buffer worker")
+        for section, number in (("null", 0), ("{replicas: 1}", 1)):
+            edited = desk.call("edit", "live", "--set", f"bufferWorkers={section}")
+            assert edited.returncode == 0, edited.stderr
+            run.until(lambda: run.is_complete() and len(run.workers("buffer")) == number, "all are at work")
+            steps = facts.train_steps()
+            run.until(lambda: facts.train_steps() > steps, f"training with {number} buffer workers")
+        gate.touch()
+        assert run.wait() == 0, run.output
+    summary = facts.json("summary.json")
+    assert summary["ledger"]["balanced"], summary["ledger"]
+    assert not any(summary["ledger"]["lost"].values()), summary["ledger"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_repeated_kills_of_the_buffer_worker(tmp_path: Path) -> None:

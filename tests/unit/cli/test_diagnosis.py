@@ -121,7 +121,9 @@ def test_a_buffer_workers_volume_that_is_being_deleted_has_no_weights() -> None:
     labels = {"rlsrl.dev/role": "buffer"}
     metadata = {"name": f"state-{NAME}-buffer-0", "uid": "1", "labels": labels, "deletionTimestamp": MADE}
     (finding,) = found(experiment("Running", *WELL), {"kind": "PersistentVolumeClaim", "metadata": metadata})
-    assert finding.explanation == explain(VOLUME_INTACT, "ShardClaimDeleting")
+    assert (finding.what, finding.reason) == (f"volume claim state-{NAME}-buffer-0", "Terminating")
+    assert finding.explanation is not None
+    assert "Training goes on with the other buffer workers" in finding.explanation.cure
 
 
 def test_a_lost_volume_is_reported_after_the_end_too() -> None:
