@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,11 +26,16 @@ def test_kills_of_the_buffer_worker_and_its_neighbours(tmp_path: Path) -> None:
 
 
 def test_edits_that_remove_and_add_the_buffer_worker_keep_the_ledger(tmp_path: Path) -> None:
+    """The buffer worker has started more often than the actors that take its place."""
     gate = tmp_path / "gate"
     desk = Desk(tmp_path, EXPERIMENT.format(gate=gate))
     facts = desk.facts()
     with desk.begin() as run:
         run.until(lambda: run.is_complete() and facts.train_steps() > 0, "training with the buffer worker")
+        for _ in range(2):
+            (killed,) = run.workers("buffer")
+            os.kill(killed.pid, signal.SIGKILL)
+            run.until(lambda: run.is_complete() and run.workers("buffer") != [killed], "another buffer worker")
         for section, number in (("null", 0), ("{replicas: 1}", 1)):
             edited = desk.call("edit", "live", "--set", f"bufferWorkers={section}")
             assert edited.returncode == 0, edited.stderr
@@ -39,7 +46,7 @@ def test_edits_that_remove_and_add_the_buffer_worker_keep_the_ledger(tmp_path: P
         assert run.wait() == 0, run.output
     summary = facts.json("summary.json")
     assert summary["ledger"]["balanced"], summary["ledger"]
-    assert not any(summary["ledger"]["lost"].values()), summary["ledger"]
+    assert summary["restarts"] == {"buffer": 2}
 
 
 @pytest.mark.slow

@@ -158,6 +158,7 @@ def test_without_buffer_workers_actors_post_to_every_trainer() -> None:
     assert experiment.coordinator.num_buffer_workers == 0
     assert experiment.actor.consumers_of(1) == dict(enumerate(experiment.trainer.samples_endpoints))
     assert (experiment.trainer.takes_from_buffers, experiment.trainer.num_producers) == (False, 2)
+    assert experiment.actor.consumer_role == "trainer"
 
 
 REPLAY = ("algorithm={dqn: {minibatchSize: 48, replay: {start: 100}}}", "pacing={trainStepsPerEnvStep: 0.25}")
@@ -234,6 +235,7 @@ def test_buffer_workers_stand_between_actors_and_trainers(transport: str) -> Non
     assert (buffer.num_actors, buffer.slots_per_actor, buffer.lanes_per_slot) == (2, 2, 2)
     assert (experiment.trainer.num_producers, experiment.trainer.slots_per_producer) == (2, 4)
     assert experiment.trainer.takes_from_buffers
+    assert experiment.actor.consumer_role == "buffer"
     assert buffer.has_discounted_return == (experiment.actor.return_discount is not None)
 
 

@@ -350,6 +350,11 @@ class ActorConfig(RoleConfig):
         assert self.num_actors is not None, "set together with the total"
         return spread_environments(self.environments, self.num_actors).ranks_of(index)
 
+    @property
+    def consumer_role(self) -> str:
+        """The role that takes the actors' slots."""
+        return BUFFER if self.buffer_endpoints else TRAINER
+
     def consumers_of(self, index: int) -> dict[int, str]:
         """Return the endpoint of each consumer of the actor with that index, by the consumer's index.
 

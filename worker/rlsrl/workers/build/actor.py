@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsrl.api.resolved import ActorConfig
-from rlsrl.api.role_names import BUFFER, TRAINER
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.slots import ProducerId, rollout_layout
 from rlsrl.data.specs import EnvSpec
@@ -113,7 +112,7 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
         ledger = ActorLedger(page)
         producer = open_producer(
             config.consumers_of(context.index),
-            consumers=BUFFER if config.buffer_endpoints else TRAINER,
+            consumers=config.consumer_role,
             token=context.token,
             tls=context.tls,
             layout=rollout_layout(
