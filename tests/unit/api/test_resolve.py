@@ -416,7 +416,7 @@ def test_actors_whose_environments_have_epsilons_of_their_own_know_how_many_ther
 @pytest.mark.parametrize("name", ["sac", "td3"])
 def test_actors_know_the_noise_of_their_actions(name: str) -> None:
     for noise in ("white", "pink"):
-        algorithm = f"algorithm={{{name}: {{explorationNoise: {noise}}}}}"
+        algorithm = f"algorithm={{{name}: {{noiseColor: {noise}}}}}"
         actor = resolved(algorithm, "pacing={trainStepsPerEnvStep: 1}").actor
         assert (_exploration(actor, range(2)).pink is not None) is (noise == "pink")
 

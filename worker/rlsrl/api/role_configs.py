@@ -196,7 +196,7 @@ def actor_config(context: ResolutionContext) -> ActorConfig:
         network=spec.policy.network,
         outputs=algorithm.outputs,
         epsilon_spread=algorithm.lanes_differ_by,
-        noise_color=algorithm.noise_color,
+        noise_color=algorithm.vector_noise,
         num_actors=context.num_workers[ACTOR] if needs_number else None,
         environments=actors.environments,
         environments_per_actor=actors.environments_per_actor,

@@ -142,7 +142,7 @@ class AlgorithmSettings(Model):
         return 0.0
 
     @property
-    def noise_color(self) -> NoiseColor:
+    def vector_noise(self) -> NoiseColor:
         """The noise by which actors choose actions that are vectors."""
         return "white"
 
@@ -382,15 +382,15 @@ class TwinCriticSettings(ReplaySettings):
     """How criticLearningRate changes during training. Constant by default."""
     tau: Annotated[float, Field(gt=0, le=1)] = 0.005
     """How far target networks move towards the trained ones, each time that they do: 1 copies them."""
-    exploration_noise: NoiseColor = "white"
+    noise_color: NoiseColor = "white"
     """The noise by which actors choose actions that are vectors, uniform ones among them: independent from step to step
     (``white``), or with slow changes as strong as fast ones (``pink``; Eberhard et al. 2023), for environments that
     independent noise hardly explores."""
 
     @property
     @override
-    def noise_color(self) -> NoiseColor:
-        return self.exploration_noise
+    def vector_noise(self) -> NoiseColor:
+        return self.noise_color
 
     @property
     @override
