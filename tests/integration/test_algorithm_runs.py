@@ -108,9 +108,7 @@ BLOCKS = {
     ),
     "DQN": "dqn: {{replay: {{capacity: 5000, start: 500, nStep: 3, priorities: {{}}}}, epsilonSpread: 7}}",
     "SAC": "sac: {{minibatchSize: 64, replay: {{capacity: 5000, start: 500, priorities: {{}}}}}}",
-    "TD3": (
-        "td3: {{minibatchSize: 64, replay: {{capacity: 5000, start: 500}}, policyPeriod: 3, noiseColor: pink}}"
-    ),
+    "TD3": "td3: {{minibatchSize: 64, replay: {{capacity: 5000, start: 500}}, policyPeriod: 3, noiseColor: pink}}",
 }
 REPLAYING = ("Q-learning", "DQN", "SAC", "SAC, normalised", "TD3")
 """Their stores are the trainers', or those of buffer workers: see ``test_replay_shards_run.py``."""
