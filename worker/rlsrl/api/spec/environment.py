@@ -164,7 +164,7 @@ class Environment(Model):
     frames."""
     frame_stack: Annotated[int, Field(ge=1, le=64), INTEGRAL] | None = None
     """Number of last observations that make one, along a new first axis: ``[84, 84]`` becomes ``[4, 84, 84]``. Stacks
-    are stored and sent whole, so each frame is stored and sent that many times."""
+    are sent whole, so each frame is sent that many times. Replay stores keep each frame once."""
     action_mask: Name | None = None
     """The key under which the environment reports its legal Discrete or MultiDiscrete actions: an array with one entry
     a choice, 0 for an illegal one. A MultiDiscrete has the choices of its entries one after the other. The key is
