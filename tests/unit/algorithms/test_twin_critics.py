@@ -436,7 +436,10 @@ def test_what_an_edit_may_change_leaves_the_form_of_the_state_as_it_is(env_spec:
     block = [field for field in all_fields() if field.path[:3] == ("spec", "algorithm", name) and len(field.path) == 4]
     of_sac = {"learnTemperature", "temperature"} if name == "sac" else set()
     assert {field.path[-1] for field in block if field.on_edit == "refuse"} >= {"replay", "critic", *of_sac}
-    shared = {"tau": 0.5, "criticLearningRate": 0.1, "minibatchSize": 8, "discount": 0.5, "importanceExponent": 1.0}
+    shared = {
+        "tau": 0.5, "criticLearningRate": 0.1, "minibatchSize": 8, "discount": 0.5, "importanceExponent": 1.0,
+        "noiseColor": "pink",
+    }  # fmt: skip
     own = {
         "sac": {"targetEntropy": 1.0},
         "td3": {"policyPeriod": 5, "targetDeviation": 0.1, "targetNoiseClip": 0.1, "explorationDeviation": 0.3},
