@@ -20,6 +20,9 @@ from rlsrl.algorithms.spare_core import SpareCore
 MICROBATCH_ELEMENTS = 1 << 22
 """Array elements of the largest microbatch: a convolutional network's 16 MiB of float32 pixels. A core computes their
 gradient for tens of milliseconds."""
+SHARED_WORK = 1 << 24
+"""Rows times weights of the smallest minibatch that is cut in two for an idle core, which computes its half of a dense
+network's gradient for about a millisecond."""
 
 
 class Gradients(Protocol):
@@ -42,17 +45,24 @@ def gathered(rows: Tensors, minibatch: Tensors) -> Tensors:
     return chosen | {name: tensor for name, tensor in minibatch.items() if name != INDEX}
 
 
-def microbatches(rows: Tensors, minibatch: Tensors) -> Sequence[Tensors]:
-    """Split a minibatch into equal parts of at most ``MICROBATCH_ELEMENTS`` each.
+def microbatches(rows: Tensors, minibatch: Tensors, *, num_weights: int) -> Sequence[Tensors]:
+    """Split a minibatch into equal parts of at most ``MICROBATCH_ELEMENTS`` each, or in two if it is much work.
 
-    A minibatch stays whole if it is small, has no equal parts of that size, or is on a GPU.
+    A minibatch stays whole if it is small and little work, has no such equal parts, or is on a GPU.
 
     The losses of the microbatches add up to the minibatch's, as the losses of ranks do (``ParameterGroup.loss``).
+
+    Args:
+        rows: The batch.
+        minibatch: The minibatch of its rows.
+        num_weights: Number of the parameters that the gradient is of.
     """
     size = len(minibatch[INDEX])
     if minibatch[INDEX].device.type != "cpu":
         return [minibatch]
     least = -(-size * sum(tensor[0].numel() for tensor in rows.values()) // MICROBATCH_ELEMENTS)
+    if size * num_weights >= SHARED_WORK:
+        least = max(2, least)
     best_first = sorted(range(least, 2 * least), key=lambda number: number % 2)  # two cores share an even number
     number = next((number for number in best_first if size % number == 0), 1)
     if number == 1:
@@ -126,18 +136,20 @@ class MicrobatchGradients(Gradients):
     them. ``total_loss`` is the sum of their losses.
     """
 
-    def __init__(self, gradients: Gradients) -> None:
-        """Use ``gradients`` for each microbatch; two threads call it at once."""
+    def __init__(self, name: str, gradients: Gradients, spare_core: SpareCore) -> None:
+        """Use the group's ``gradients`` for each microbatch; two threads call it at once."""
+        self._name = name
         self._gradients = gradients
-        self._spare_core = SpareCore()
+        self._spare_core = spare_core
 
     @override
     def __call__(
         self, params: Tensors, state: Tensors, rows: Tensors, minibatch: Tensors
     ) -> tuple[Tensor, Tensors, Tensor]:
-        tasks = [
-            partial(self._gradients, params, state, rows, microbatch) for microbatch in microbatches(rows, minibatch)
-        ]
+        parts = microbatches(rows, minibatch, num_weights=params[self._name].numel())
+        if len(parts) == 1:
+            return self._gradients(params, state, rows, minibatch)
+        tasks = [partial(self._gradients, params, state, rows, microbatch) for microbatch in parts]
         losses, metrics, gradients = zip(*self._spare_core.run(tasks), strict=True)
         whole = {name: _whole([part[name] for part in metrics]) for name in metrics[0]}
         total = gradients[0]

@@ -33,6 +33,7 @@ from rlsrl.algorithms.gradients import (
     of_rows,
     other_groups,
 )
+from rlsrl.algorithms.spare_core import SpareCore
 
 
 class Inputs(NamedTuple):
@@ -102,24 +103,29 @@ class LocalSteps(Steps):
         parts = [(PureGradients(update.name, update.loss), update) for update in self._updates]
         step, device = _step_of(parts), _device(example)
         with compiling():
-            first, *others = microbatches(example.rows, example.minibatch)
-            if not others:
+            if all(len(_parts(update, example)) == 1 for update in self._updates):
                 graph = _graph_of(step, device, all_due(self._updates))
             else:
-                # Two threads call it at once. They may: compiled code does not change the network (PureNetwork).
-                of_microbatches: list[Gradients] = [compiled(gradients, device) for gradients, _ in parts]
-                for gradients in of_microbatches:
-                    # Compile it here, or each of the two threads would.
-                    _, found, _ = gradients(example.params, example.state, example.rows, first)
-                    first = {**first, **of_rows(found)}
-                graph = _step_of([
-                    (MicrobatchGradients(gradients), compiled(update, device))
-                    for gradients, (_, update) in zip(of_microbatches, parts, strict=True)
-                ])  # fmt: skip
+                graph = self._in_microbatches(example)
             for due in all_due(self._updates):
                 graph(example, due)
         compiled_form = _form(example)
         return lambda: lambda inputs, due: (graph if _form(inputs) == compiled_form else step)(inputs, due)
+
+    def _in_microbatches(self, example: Inputs) -> MinibatchStep:
+        """Return the step with a graph for each group's gradient and one for each of its updates."""
+        device, spare_core = _device(example), SpareCore()
+        made: list[tuple[Gradients, _Apply]] = []
+        for update in self._updates:
+            # Two threads call it at once. They may: compiled code does not change the network (PureNetwork).
+            gradients: Gradients = compiled(PureGradients(update.name, update.loss), device)
+            first, *_ = _parts(update, example)
+            gradients(example.params, example.state, example.rows, first)  # compile it here, or both threads would
+            of_group = MicrobatchGradients(update.name, gradients, spare_core)
+            _, found, _ = of_group(example.params, example.state, example.rows, example.minibatch)
+            example = example._replace(minibatch={**example.minibatch, **of_rows(found)})
+            made.append((of_group, compiled(update, device)))
+        return _step_of(made)
 
 
 class ParallelSteps(Steps):
@@ -230,6 +236,11 @@ def all_due(updates: Sequence[GroupUpdate]) -> list[Due]:
     periods = sorted({update.every for update in updates})
     chosen = chain.from_iterable(combinations(periods, number) for number in range(len(periods) + 1))
     return list(dict.fromkeys(due_groups(updates, math.lcm(*each)) for each in chosen))
+
+
+def _parts(update: GroupUpdate, inputs: Inputs) -> Sequence[Tensors]:
+    """Return the minibatch of a group's update in microbatches."""
+    return microbatches(inputs.rows, inputs.minibatch, num_weights=inputs.params[update.name].numel())
 
 
 def _device(inputs: Inputs) -> torch.device:
