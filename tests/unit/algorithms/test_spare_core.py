@@ -7,9 +7,12 @@ import math
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
+from rlsrl.algorithms import spare_core
 from rlsrl.algorithms.spare_core import LOWEST_PRIORITY, SpareCore
 from rlsrl.testing.waiting import until
 
@@ -104,6 +107,38 @@ def test_the_owner_repeats_a_task_that_fails_in_the_helper() -> None:
 
     assert prompt_core().run([failing_where_spare, failing_where_spare]) == ["own", "own"]
     assert has_failed.is_set()
+
+
+def test_offers_in_vain_are_followed_by_pauses_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, offers, helps = 0.0, [], False
+
+    class Helper(ThreadPoolExecutor):
+        def submit(self, help_with_tasks: Callable[[], None]) -> Any:  # type: ignore[override]
+            offers.append(now)
+            if helps:
+                help_with_tasks()
+            future: Future[None] = Future()
+            future.set_result(None)
+            return future
+
+    monkeypatch.setattr(spare_core, "ThreadPoolExecutor", Helper)
+    core = SpareCore(prompt_seconds=math.inf, clock=lambda: now)
+
+    def run_for(seconds: float) -> list[float]:
+        nonlocal now
+        offers.clear()
+        end = now + seconds
+        while now < end:
+            core.run([square(1), square(2)])
+            now += 0.001
+        return offers
+
+    assert run_for(3.5) == pytest.approx([0, 0.01, 0.03, 0.07, 0.15, 0.31, 0.63, 1.27, 2.27, 3.27], abs=0.02)
+    helps = True
+    assert len(run_for(2.0)) > 1000, "after the last pause every offer helps"
+    helps = False
+    start = now
+    assert run_for(0.05) == pytest.approx([start, start + 0.01, start + 0.03], abs=0.005), "pauses are short again"
 
 
 def test_a_tasks_error_is_raised() -> None:
