@@ -8,7 +8,8 @@ enough. As a negative control, rlsrl with a slowed trainer and an almost unbound
 HalfCheetah compares the median returns after a million steps, Pong the mean returns after as many. With replay the
 figure is the number of environment steps to a mean return of episodes without exploration; the control makes a
 twentieth of the updates. A run whose trainer is slowed, and one in which a worker of each role is killed, have to learn
-alike, too. With ``--hold`` the single file itself is held against Stable-Baselines3 by the same check.
+alike, too. With ``--hold`` the single file itself is held against Stable-Baselines3 by the same check; these runs are
+stored in ``learning-NAME-single-file.json``.
 
 Each run is stored in ``docs/benchmarks/learning-NAME.json`` when it ends, and is not repeated: an interrupted
 comparison continues. After a change of rlsrl's learning, use ``--restart``, which first removes rlsrl's runs. No figure
@@ -49,6 +50,7 @@ HINDERED = "rlsrl, hindered"
 FEWER = 20
 """With replay the control makes so many times fewer updates."""
 PLAIN_DQN = ("reference_dqn.py", "--plain")
+"""The single file without double Q-learning."""
 LARGEST_LAG = 64
 """The largest lag that a spec allows."""
 KEPT_AS = "learning-"
@@ -298,7 +300,8 @@ def programs_held(comparison: Comparison) -> tuple[Program, Program]:
         plain = next(peer for peer in PEERS if peer.name == SINGLE_FILE)
         plain = replace(plain, name=f"{SINGLE_FILE}, plain", pins=SINGLE_FILE, programs={"dqn": PLAIN_DQN})
         single = replace(single, name=plain.name, contestant=plain)
-    return single, replace(single, name=other.name, contestant=other)
+    setting = other.settings(comparison.workload)[0]
+    return single, replace(single, name=other.name, contestant=other, setting=setting)
 
 
 def control_of(comparison: Comparison) -> Program:
@@ -421,10 +424,11 @@ def main() -> int:
     """Compare, keep and print; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("comparison", choices=COMPARISONS)
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
         "--restart", action="store_true", help="remove rlsrl's kept runs first, after a change of its learning"
     )
-    parser.add_argument("--hold", action="store_true", help="hold the single file against Stable-Baselines3")
+    instead.add_argument("--hold", action="store_true", help="hold the single file against Stable-Baselines3")
     arguments = parser.parse_args()
     ended_by_signals()
     try:

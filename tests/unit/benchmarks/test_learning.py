@@ -107,13 +107,14 @@ def test_the_single_file_is_held_against_another_library(
     assert sorted(made()) == sorted(f"{SINGLE_FILE} {seed}" for seed in (1, 1, 2, 2, 3, 3))
 
 
-@pytest.mark.parametrize("name", ["cartpole-dqn", "pendulum-sac", "pendulum-td3"])
+@pytest.mark.parametrize("name", COMPARISONS)
 def test_programs_that_are_held_know_their_options(name: str) -> None:
     comparison = COMPARISONS[name]
     for held in programs_held(comparison):
         _, program, *words = held.contestant.command(comparison.workload, held.setting, Path(), seed=1)
-        options = {word for word in words if word.startswith("--")}
+        options = {word.replace("--no-", "--") for word in words if word.startswith("--")}
         assert {option for option in options if f'"{option}"' not in Path(program).read_text()} == set()
+        assert held.setting in held.contestant.settings(comparison.workload)
         assert ("--plain" in options) == (Path(program).name == "reference_dqn.py")
 
 
