@@ -162,8 +162,10 @@ def test_writes_what_the_slot_needs(kind: str, activation: str, env_spec: EnvSpe
         assert set(np.unique(slot.arrays["action"])) <= set(range(NUM_ACTIONS))
     log_probs = reference_log_probs(policy, slot)
     np.testing.assert_allclose(slot.arrays["behavior_log_prob"], log_probs, rtol=1e-5, atol=5e-5)
-    assert (slot.arrays["version_attempt"] == 2).all()
-    assert (slot.arrays["version_step"] == 9).all()
+    fill(actor, following := slot_with(4, env_spec))
+    for each in (slot, following):
+        assert (each.arrays["version_attempt"] == 2).all()
+        assert (each.arrays["version_step"] == 9).all()
 
 
 @CASES

@@ -101,7 +101,7 @@ class DistributionActor:
     ) -> None:
         """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
 
-        ``greedy``: take the most probable action, as evaluation does. ``exploration``: beside what the policy says.
+        ``greedy``: take the most probable action, as evaluation does. ``exploration``: see ``Exploration``.
         """
         self._paths = list(env_spec.observation)
         self._sampler = sampler_for(

@@ -143,7 +143,7 @@ class RequestingLanes:
     ) -> None:
         """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
 
-        ``exploration``: beside what the policy says.
+        ``exploration``: see ``Exploration``.
         ``load`` makes the policy that answers these lanes use new weights. The requests carry ``number``.
         """
         self.load = load

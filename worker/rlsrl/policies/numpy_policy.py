@@ -292,7 +292,7 @@ class NumpyActor(NumpyLane, LocalActor):
     ) -> None:
         """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
 
-        ``greedy``: take the most probable action, as evaluation does. ``exploration``: beside what the policy says.
+        ``greedy``: take the most probable action, as evaluation does. ``exploration``: see ``Exploration``.
         """
         self._weights = DenseWeights(exported)
         head = exported.head
@@ -308,7 +308,7 @@ class NumpyActor(NumpyLane, LocalActor):
         )
         super().__init__(DenseStack(self._weights, num_lanes), exported, sampler)
         self._written: Version | None = None
-        """The version that the slot's next step has already."""
+        """The version in the slot's rows from the next step on; None before its first step."""
 
     @override
     def load(self, parameters: Parameters) -> None:
