@@ -1,7 +1,7 @@
 """The memory that replay stores take, as far as the spec says it: the operator requests it for their pods.
 
-The bytes of a transition follow from the environment's spaces, which nobody knows before an environment is made, and
-the operator makes none. ``rlsrl.workers.build.replay_stores`` computes them exactly.
+The operator makes no environment, so it does not know the spaces from which the bytes of a transition follow.
+``rlsrl.workers.build.replay_stores`` computes them exactly.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ def assumed_store_bytes(spec: ExperimentSpec, role: str) -> int:
     settings = spec.algorithm.chosen.draws_from
     if settings is None or role != (BUFFER if spec.keeps_in_buffers else TRAINER):
         return 0
-    number = spec.trainers.replicas if spec.buffer_workers is None else spec.buffer_workers.replicas
     num_steps, images = spec.actors.rollout_length, spec.environment.frame_stack or 1
-    num_segments = -(-settings.capacity // (number * num_steps))
+    num_segments = -(-settings.capacity // (spec.num_replay_stores * num_steps))
     return num_segments * (num_steps * _STEP_BYTES + (num_steps + images) * _frame_bytes(spec))
 
 

@@ -776,6 +776,11 @@ class ExperimentSpec(Model):
         return self.buffer_workers is not None and self.algorithm.chosen.draws_from is not None
 
     @property
+    def num_replay_stores(self) -> int:
+        """With replay: the number of stores, one of each buffer worker, or of each trainer if there are none."""
+        return self.trainers.replicas if self.buffer_workers is None else self.buffer_workers.replicas
+
+    @property
     def environments_per_trainer(self) -> int:
         """With replay: environments of one trainer's actors, at most."""
         return -(-self.actors.num_environments // self.trainers.replicas)

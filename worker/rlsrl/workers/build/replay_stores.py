@@ -82,7 +82,7 @@ def stores_of(spec: ExperimentSpec, env_spec: EnvSpec) -> ReplayStores | None:
     They are the trainers', or those of buffer workers if there are any.
     """
     algorithm = spec.algorithm.chosen
-    number = spec.trainers.replicas if spec.buffer_workers is None else spec.buffer_workers.replicas
+    number = spec.num_replay_stores
     if (settings := algorithm.draws_from) is None:
         return None
     slot = rollout_layout(
