@@ -13,7 +13,7 @@ from torch import nn
 from rlsrl.algorithms.adam import Adam
 from rlsrl.algorithms.base import ERRORS, INDEX, POLICY, WEIGHT, one_rank
 from rlsrl.algorithms.check import check_algorithm
-from rlsrl.algorithms.dqn import TARGET, UPDATES, Dqn, build, coefficients
+from rlsrl.algorithms.dqn import TARGET, Dqn, build, coefficients
 from rlsrl.algorithms.gradients import LocalGradients
 from rlsrl.algorithms.learner import Learner
 from rlsrl.api.spec import AlgorithmSpec, DqnSpec
@@ -121,7 +121,24 @@ def test_steps_are_those_of_an_independent_program(fields: dict[str, Any]) -> No
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
         target = nn.utils.parameters_to_vector(program.target.parameters()).detach().numpy()
         np.testing.assert_allclose(learner._state[TARGET].numpy(), target, rtol=1e-3, atol=1e-4)
-    assert int(learner._state[UPDATES]) == 4 * UPDATES_A_STEP
+    assert learner.optimizer_steps == 4 * UPDATES_A_STEP
+
+
+def test_the_target_network_is_copied_with_every_so_many_minibatches_also_after_a_resume() -> None:
+    policy, spec = policy_of(), spec_of(targetPeriod=UPDATES_A_STEP + 2)
+    whole, first, second = (learner_of(policy, spec) for _ in range(3))
+    targets = []
+    for seed in range(4):
+        whole.step(rows_of(seed))
+        targets.append(whole._state[TARGET].clone())
+    first.step(rows_of(0))
+    second.load_state_dict(*first.state_dict())
+    second._params[POLICY].copy_(first._params[POLICY])
+    for seed in range(1, 4):
+        second.step(rows_of(seed))
+        assert torch.equal(second._state[TARGET], targets[seed])
+    assert not torch.equal(targets[0], targets[1])
+    assert not torch.equal(whole._state[TARGET], whole._params[POLICY]), "its minibatch was in the midst of a step"
 
 
 def test_options_change_what_is_learned() -> None:
@@ -145,7 +162,7 @@ def test_the_next_value_is_the_target_networks_of_the_action_that_the_network_pr
     schedule = algorithm.schedule(batch, np.random.default_rng(0), one_rank)
     minibatch = {name: tensor[0] for name, tensor in schedule.items()}
     minibatch["importance_exponent"] = torch.tensor(0.0)
-    state = {TARGET: target, UPDATES: torch.tensor(0)}
+    state = {TARGET: target}
     gradients = LocalGradients(POLICY, algorithm.loss)
     loss, metrics, _ = gradients({POLICY: online}, state, batch.rows, minibatch)
     following = {"observation": torch.from_numpy(rows[NEXT + "observation"])}
@@ -203,7 +220,7 @@ def test_quantiles_are_regressed_towards_those_of_the_target(huber_delta: float)
     batch = algorithm.prepare({POLICY: online}, rows, one_rank, algorithm.evaluate)
     schedule = algorithm.schedule(batch, np.random.default_rng(0), one_rank)
     minibatch = {name: tensor[0] for name, tensor in schedule.items()} | {"importance_exponent": torch.tensor(1.0)}
-    state = {TARGET: target, UPDATES: torch.tensor(0)}
+    state = {TARGET: target}
     loss, metrics, gradient = LocalGradients(POLICY, algorithm.loss)({POLICY: online}, state, batch.rows, minibatch)
     own = online.clone().requires_grad_()
     heads = policy.pure(own, {"observation": torch.from_numpy(rows["observation"])})

@@ -161,7 +161,12 @@ class Algorithm(ABC):
     def update_state(self, params: Tensors, state: Tensors) -> Tensors:  # noqa: ARG002 - for algorithms that have one
         """Return the state after the minibatch that led to ``params``. PURE, as losses are.
 
-        It is used after a minibatch with which the last group was due, if all that were due were updated. Else the
-        state stays as it is.
+        It is used after a minibatch with which the last group and the state (``state_every``) were due, if all groups
+        that were due were updated. Else the state stays as it is.
         """
         return state
+
+    @property
+    def state_every(self) -> int:
+        """The state is due with every so many minibatches. A state that is seldom due costs nothing in between."""
+        return 1

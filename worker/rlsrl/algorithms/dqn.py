@@ -33,8 +33,6 @@ from rlsrl.policies.torch_policy import TorchPolicy
 
 TARGET = "target"
 """The part of the state that has the parameters of the target network."""
-UPDATES = "updates"
-"""The part of the state that counts minibatches, [] int64."""
 
 
 def build(settings: DqnSpec, policy: TorchPolicy, num_ranks: int, end: int | None) -> Dqn:
@@ -74,14 +72,16 @@ class Dqn(Algorithm):
 
     @override
     def initial_state(self, params: Tensors) -> Tensors:
-        own = params[POLICY]
-        return {TARGET: own.clone(), UPDATES: torch.zeros((), dtype=torch.int64, device=own.device)}
+        return {TARGET: params[POLICY].clone()}
+
+    @property
+    @override
+    def state_every(self) -> int:
+        return self._settings.target_period
 
     @override
     def update_state(self, params: Tensors, state: Tensors) -> Tensors:
-        updates = state[UPDATES] + 1
-        is_due = updates % self._settings.target_period == 0
-        return {TARGET: torch.where(is_due, params[POLICY], state[TARGET]), UPDATES: updates}
+        return {TARGET: params[POLICY]}
 
     @override
     def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:

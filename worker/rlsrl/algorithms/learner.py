@@ -31,7 +31,16 @@ from rlsrl.algorithms.base import (
     one_rank,
 )
 from rlsrl.algorithms.evaluation import compiled_evaluation, evaluated_in_parts
-from rlsrl.algorithms.minibatch import Inputs, LocalSteps, MinibatchStep, ParallelSteps, due_groups, group_updates
+from rlsrl.algorithms.minibatch import (
+    Due,
+    Inputs,
+    LocalSteps,
+    MinibatchStep,
+    ParallelSteps,
+    due_groups,
+    group_updates,
+    state_after,
+)
 from rlsrl.algorithms.normalizer import Normalizer, ReplayNormalizer, SampleMoments
 from rlsrl.algorithms.schedules import Scheduled, value_at
 from rlsrl.data.specs import Arrays
@@ -177,8 +186,11 @@ class Learner:
         outcomes = []
         for inputs in self._inputs(batch, schedule, settings):
             self._minibatches += 1
-            *outcome, self._state = self._minibatch_step(inputs, due_groups(self._updates, self._minibatches))
+            due = due_groups(self._updates, self._minibatches)
+            *outcome, self._state = self._minibatch_step(inputs, due)
             outcomes.append(outcome)
+            if self._is_state_due(due):
+                self._state = state_after(self._algorithm, self._params, self._state, outcome[-1])
         self._step += 1
         gathered = batch.num_transitions if env_steps is None else env_steps
         self._env_steps += int(self._reduce(np.array([gathered], np.float64))[0])
@@ -195,6 +207,11 @@ class Learner:
             num_untrained=0 if trained is None else batch.num_transitions - trained.size,
             metrics={**counts, **settings, **batch.metrics, **self._means(metrics, norms, taken)},
         )
+
+    def _is_state_due(self, due: Due) -> bool:
+        """Return whether a state that is seldom due is so now; ``GroupUpdate`` updates others."""
+        every = self._algorithm.state_every
+        return every > 1 and self._minibatches % every == 0 and self._updates[-1].name in due
 
     def compile(self, slots: Arrays) -> None:
         """Compile this rank's step for batches of the form of ``slots``; ``use_compiled`` then switches to it.

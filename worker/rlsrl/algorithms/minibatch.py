@@ -168,12 +168,12 @@ _Apply = Callable[[Inputs, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor,
 
 
 class GroupUpdate:
-    """Clips a group's gradient and applies Adam. With the last group it updates the algorithm's state."""
+    """Clips a group's gradient and applies Adam. With the last group it may update the algorithm's state."""
 
     def __init__(
         self, name: str, group: ParameterGroup, default: Adam, *, is_first: bool, after: Algorithm | None
     ) -> None:
-        """``default`` is the optimizer of a group without one. ``after``: the algorithm, for the last group."""
+        """``default`` is the optimizer of a group without one. ``after``: the algorithm whose state it updates."""
         self.name = name
         self.loss = group.loss
         self.optimizer = group.optimizer or default
@@ -203,18 +203,28 @@ class GroupUpdate:
             )
             state = inputs.state
             if self._after is not None and state:
-                new = self._after.update_state(inputs.params, state)
-                state = {name: torch.where(is_taken, new[name], old) for name, old in state.items()}
+                state = state_after(self._after, inputs.params, state, is_taken)
         return norm, is_taken, state
 
 
 def group_updates(algorithm: Algorithm, groups: Mapping[str, ParameterGroup], default: Adam) -> list[GroupUpdate]:
-    """Return the updates of an algorithm's groups, in order. ``default`` is the optimizer of groups without one."""
+    """Return the updates of an algorithm's groups, in order. ``default`` is the optimizer of groups without one.
+
+    The last group's also updates a state that is due with each minibatch; see ``state_after`` for others.
+    """
     last = len(groups) - 1
+    after = algorithm if algorithm.state_every == 1 else None
     return [
-        GroupUpdate(name, group, default, is_first=place == 0, after=algorithm if place == last else None)
+        GroupUpdate(name, group, default, is_first=place == 0, after=after if place == last else None)
         for place, (name, group) in enumerate(groups.items())
     ]
+
+
+def state_after(algorithm: Algorithm, params: Tensors, state: Tensors, is_taken: Tensor) -> dict[str, Tensor]:
+    """Return the state after a minibatch with which it was due, as tensors of its own."""
+    with torch.no_grad():
+        new = algorithm.update_state(params, state)
+        return {name: torch.where(is_taken, new[name], old) for name, old in state.items()}
 
 
 def due_groups(updates: Sequence[GroupUpdate], number: int) -> Due:
