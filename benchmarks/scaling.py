@@ -10,7 +10,8 @@ Every setting is run once before any is run again. The model is fitted by least 
 a second, with the cores that other programs left to the run: to all points but one, which gives the prediction of that
 one, and to all points, which gives the costs. The exit status is 1 if a prediction is off by more than 15 %, or if
 other programs used more than 3 % of the machine beside a run. Points and costs are kept if the machine was quiet and
-the costs describe all points within 15 %.
+the costs describe all points within 15 %. Last it predicts the benchmarks with replay, whose settings no point has, and
+compares with their kept figures, where these are of such a machine.
 """
 
 from __future__ import annotations
@@ -27,26 +28,28 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from results import write
+from figures import RLSRL
+from results import FOLDER, write
 from scaling_fit import MeasuredRate, fit
 from scaling_points import (
+    ENVIRONMENTS,
     FEATURES,
     GRID,
-    IMAGES,
     LANES,
     NUM_STEPS,
     QUIET_CORES,
-    STEP_SECONDS,
     Point,
     Sample,
     Setting,
     measure,
 )
+from workloads import WORKLOADS
 
 from rlsrl.api.load import load_text
+from rlsrl.api.spec import ExperimentSpec, RLExperiment
 from rlsrl.cli.text import columns
 from rlsrl.envs.factory import EnvironmentSource, environment_spec
-from rlsrl.policies.effort import NetworkEffort, network_effort
+from rlsrl.policies.effort import NetworkEffort, Product, network_effort
 from rlsrl.sizing.costs import MEASURED, Costs, MeasuredCosts, measured_costs
 from rlsrl.sizing.environment import measure_environment
 from rlsrl.sizing.estimate import estimate
@@ -74,7 +77,20 @@ FREE = (
     "crowded_speed",
 )
 """Costs that the grid depends on. The others keep their values, which were measured in other ways."""
-FREE_WITH_FEATURES = (*FREE, "compiled_minibatch_seconds", "acting_mac_seconds", "training_mac_seconds")
+FREE_WITH_FEATURES = (
+    *FREE,
+    "acting_mac_seconds",
+    "compiled_minibatch_seconds",
+    "compiled_row_seconds",
+    "training_mac_seconds",
+    "onednn_mac_seconds",
+    "bfloat16_mac_seconds",
+    "trained_weight_seconds",
+    "replay_step_seconds",
+    "priority_row_seconds",
+)
+BENCHMARKS = ("S1", "D1", "D2")
+"""Those with replay."""
 SCALES = (100, 1_000, 10_000)
 ROOT = Path(__file__).parents[1]
 POINTS = ROOT / "docs" / "benchmarks" / "scaling.json"
@@ -84,7 +100,9 @@ POD = Hardware(bandwidth=10e9 / 8, hop_seconds=50e-6)
 FLEET_STEP_SECONDS = 0.002
 FLEET_MINIBATCHES = 4
 """Minibatches of a batch, for every size of the fleet."""
-NATURE_CNN = NetworkEffort(num_weights=1_688_000, forward_macs=9.4e6, acting_macs=9.4e6, exported=False)
+NATURE_CNN = NetworkEffort(
+    num_weights=1_688_000, products=[Product(macs=9.4e6, dense=False)], acting_macs=9.4e6, exported=False
+)
 FRAME_BYTES = 4 * 84 * 84
 GPU_ROW_SECONDS = 5e-6
 """Time of a transition on a GPU that trains the network above. This and the next figure are assumptions."""
@@ -107,9 +125,13 @@ def workloads(
 
 
 def _workload(setting: Setting, speed: EnvironmentSpeed, hardware: Hardware) -> Workload:
-    spec = load_text(json.dumps(setting.document())).spec
-    env_spec = environment_spec(_source(setting.environment))
-    network = network_effort(torch_policy(spec.policy.network, env_spec, outputs=spec.algorithm.chosen.outputs, seed=1))
+    return _workload_of(load_text(json.dumps(setting.document())).spec, speed, hardware)
+
+
+def _workload_of(spec: ExperimentSpec, speed: EnvironmentSpeed, hardware: Hardware) -> Workload:
+    env_spec, algorithm = environment_spec(environment_source(spec.worker_environment)), spec.algorithm.chosen
+    policy = torch_policy(spec.policy.network, env_spec, outputs=algorithm.outputs, seed=1)
+    network = network_effort(policy, critic=algorithm.critic_network)
     return workload_of(spec, env_spec, environment=speed, network=network, hardware=hardware)
 
 
@@ -166,10 +188,36 @@ def show_costs(costs: Costs) -> None:
     print(columns(rows))
 
 
+def show_benchmarks(costs: Costs) -> None:
+    """Print the predicted speed of the benchmarks with replay, and the figures that are kept of them."""
+    rows = [("benchmark", "measured", "predicted", "error")]
+    hardware = Hardware(cores=float(os.cpu_count() or 1))
+    for name in BENCHMARKS:
+        spec = RLExperiment.model_validate(WORKLOADS[name].experiment()).spec
+        speed = measure_environment(environment_source(spec.worker_environment))
+        predicted = estimate(_workload_of(spec, speed, hardware), costs).env_steps_a_second
+        rows.append((name, *_beside_the_kept(name, predicted)))
+    print("\n" + columns(rows))
+
+
+def _beside_the_kept(name: str, predicted: float) -> tuple[str, str, str]:
+    """Return a benchmark's figure of such a machine if one is kept, the prediction, and its error."""
+    file = FOLDER / f"{name}.json"
+    kept = json.loads(file.read_text()) if file.exists() else None
+    if kept is None or f"{kept['machine']['cores']}-core {kept['machine']['processor']}" != _machine():
+        return "", f"{predicted:,.0f}", ""
+    measured = kept["figures"][RLSRL]["median"]
+    return f"{measured:,.0f}", f"{predicted:,.0f}", f"{predicted / measured - 1:+.1%}"
+
+
 def show_scales(costs: Costs) -> None:
     """Print what saturates in fleets of pods, and their speed with the remedies."""
     with_gpus = replace(
-        costs, training_mac_seconds=0.0, row_seconds=GPU_ROW_SECONDS, acting_mac_seconds=GPU_ACTING_MAC_SECONDS
+        costs,
+        onednn_mac_seconds=0.0,
+        trained_weight_seconds=0.0,
+        row_seconds=GPU_ROW_SECONDS,
+        acting_mac_seconds=GPU_ACTING_MAC_SECONDS,
     )
     for number in SCALES:
         for kind, fleet, used in (("small", _small(number), costs), ("images", _images(number), with_gpus)):
@@ -253,7 +301,7 @@ def measured_document(document: Mapping[str, Any], repeats: int, window_seconds:
     if document and document["machine"] != _machine():
         raise ValueError(f"the points are from a {document['machine']}, and this is a {_machine()}")
     speeds = dict(document.get("environments", {}))
-    for name in (*STEP_SECONDS, IMAGES):
+    for name in ENVIRONMENTS:
         if name not in speeds:
             speeds[name] = asdict(measure_environment(_source(name)))
     known: dict[Setting, Sequence[Sample]] = dict.fromkeys((*GRID, *FEATURES), ())
@@ -290,6 +338,7 @@ def main() -> int:
     speeds = {name: EnvironmentSpeed(**speed) for name, speed in document["environments"].items()}
     costs, worst, worst_with_all = compare(points, speeds)
     show_costs(costs)
+    show_benchmarks(costs)
     show_scales(costs)
     is_quiet = all(point.is_quiet for point in points)
     if not is_quiet:

@@ -28,6 +28,9 @@ STEP_SECONDS = {"fast": 0.0, "slow": 0.0005}
 """Seconds that a step of CartPole sleeps, by the environment's name."""
 IMAGES = "images"
 """The environment whose observations are stacks of four frames of Pong."""
+PENDULUM = "pendulum"
+"""Pendulum-v1, whose actions are vectors."""
+ENVIRONMENTS = (*STEP_SECONDS, IMAGES, PENDULUM)
 LANES, NUM_STEPS, MINIBATCH_SIZE = 16, 64, 256
 WARM_SECONDS = 2.0
 """Seconds of training before a window begins, from the first step, which waits for the compiler."""
@@ -45,13 +48,59 @@ def environment_of(name: str) -> dict[str, Any]:
     """Return the environment's section of the spec."""
     if name == IMAGES:
         return {"id": "ALE/Pong-v5", "kwargs": dict(ATARI_ARGUMENTS), "atari": {}, "frameStack": 4}
+    if name == PENDULUM:
+        return {"id": "Pendulum-v1"}
     return {"factory": "environments:make", "kwargs": {"env_id": "CartPole-v1", "step_seconds": STEP_SECONDS[name]}}
 
 
-Feature = Literal["", "compiled", "threads", "evaluator", "lent core", "two epochs", "four epochs"]
+Feature = Literal[
+    "", "compiled", "threads", "evaluator", "lent core", "two epochs", "four epochs",
+    "dqn", "dqn by priority", "dqn eager", "dqn images", "sac", "sac eager", "td3",
+]  # fmt: skip
 """What a setting has beside the grid: compiled training steps, environment threads, an evaluator that plays all the
-time, images whose compiled training uses an idle core, or more epochs."""
+time, images whose compiled training uses an idle core, more epochs, or an algorithm that draws from a store."""
 EPOCHS: dict[Feature, int] = {"two epochs": 2, "four epochs": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """An algorithm that draws from a store. Its dense networks have two hidden layers."""
+
+    algorithm: Literal["dqn", "sac", "td3"]
+    units: int | None
+    """Of each hidden layer; None: the network for images."""
+    minibatch_size: int
+    updates_per_env_step: float
+    by_priority: bool = False
+    compiled: bool = True
+
+    def algorithm_block(self) -> dict[str, Any]:
+        replay: dict[str, Any] = {"capacity": 10_000, "start": 1_000}
+        if self.by_priority:
+            replay["priorities"] = {}
+        block: dict[str, Any] = {"learningRate": 1e-9, "minibatchSize": self.minibatch_size, "replay": replay}
+        if self.algorithm == "dqn":
+            return {"dqn": {**block, "epsilon": 1}}
+        return {self.algorithm: {**block, "criticLearningRate": 1e-9, "critic": {"hiddenSizes": [self.units] * 2}}}
+
+    def network(self) -> dict[str, Any]:
+        if self.units is None:
+            return {"cnn": {"precision": "bfloat16"}}
+        return {"mlp": {"hiddenSizes": [self.units] * 2, "activation": "relu"}}
+
+
+DRAWN: dict[Feature, Drawn] = {
+    "dqn": Drawn(algorithm="dqn", units=64, minibatch_size=64, updates_per_env_step=0.25),
+    "dqn by priority": Drawn(
+        algorithm="dqn", units=128, minibatch_size=128, updates_per_env_step=0.25, by_priority=True
+    ),
+    "dqn eager": Drawn(algorithm="dqn", units=256, minibatch_size=32, updates_per_env_step=0.25, compiled=False),
+    "dqn images": Drawn(algorithm="dqn", units=None, minibatch_size=64, updates_per_env_step=0.0625),
+    "sac": Drawn(algorithm="sac", units=64, minibatch_size=256, updates_per_env_step=0.5),
+    "sac eager": Drawn(algorithm="sac", units=256, minibatch_size=64, updates_per_env_step=0.5, compiled=False),
+    "td3": Drawn(algorithm="td3", units=256, minibatch_size=128, updates_per_env_step=0.5),
+}
+"""Settings with replay. None has the networks, the minibatches and the environment of a benchmark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +123,8 @@ class Setting:
 
         It hardly learns, so that the policy stays random and episodes end as often at the end as at the beginning.
         """
-        epochs = EPOCHS.get(self.feature, 1)
-        compiled = self.feature in ("compiled", "lent core")
+        epochs, drawn = EPOCHS.get(self.feature, 1), DRAWN.get(self.feature)
+        compiled = self.feature in ("compiled", "lent core") if drawn is None else drawn.compiled
         spec: dict[str, Any] = {
             "seed": 1,
             "environment": environment_of(self.environment),
@@ -96,12 +145,21 @@ class Setting:
             spec["parameters"] = {"everySeconds": 1}
         if self.environment == IMAGES:
             spec["policy"] = {"network": {"cnn": {"precision": "bfloat16"}}}
+        if drawn is not None:
+            spec["algorithm"], spec["policy"] = drawn.algorithm_block(), {"network": drawn.network()}
+            spec["pacing"] = {"trainStepsPerEnvStep": drawn.updates_per_env_step}
         return {
             "apiVersion": "rlsrl.dev/v1alpha1",
             "kind": "RLExperiment",
             "metadata": {"name": "scaling"},
             "spec": spec,
         }
+
+
+def _environment_for(drawn: Drawn) -> str:
+    if drawn.algorithm != "dqn":
+        return PENDULUM
+    return "fast" if drawn.units is not None else IMAGES
 
 
 GRID = tuple(
@@ -115,8 +173,12 @@ FEATURES = (
     *(Setting(environment=IMAGES, actors=actors, feature="lent core") for actors in (1, 2)),
     *(Setting(environment=IMAGES, actors=actors) for actors in (1, 2, 4)),
     *(Setting(environment="fast", actors=actors, feature=epochs) for epochs in EPOCHS for actors in (1, 2)),
+    *(Setting(environment=_environment_for(drawn), actors=1, feature=feature) for feature, drawn in DRAWN.items()),
+    Setting(environment="fast", actors=2, feature="dqn"),
+    Setting(environment=PENDULUM, actors=2, feature="sac"),
 )
-"""Settings beside the grid. The last seven tell apart what the grid mixes: the costs of acting and of training."""
+"""Settings beside the grid. The seven before those with replay tell apart what the grid mixes: the costs of acting and
+of training."""
 
 
 @dataclass(frozen=True, kw_only=True)

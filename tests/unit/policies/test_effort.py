@@ -37,6 +37,16 @@ def test_two_critics_beside_the_network() -> None:
     assert alone.gradient_bytes == alone.weight_bytes == both.weight_bytes
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_convolutions_are_told_from_dense_layers_and_precisions_from_each_other(precision: str) -> None:
+    network = build_network(NatureCnnActorCritic, IMAGE, {"precision": precision}, seed=0)
+    products = network_effort(TorchPolicy(network, IMAGE)).products
+
+    assert [product.dense for product in products[:4]] == [False, False, False, True]
+    assert all(product.dense for product in products[3:])
+    assert [product.bfloat16 for product in products[:4]] == [precision == "bfloat16"] * 4
+
+
 def test_convolutions() -> None:
     effort = network_effort(TorchPolicy(build_network(NatureCnnActorCritic, IMAGE, {}, seed=0), IMAGE))
     convolutions = 20 * 20 * 32 * 4 * 64 + 9 * 9 * 64 * 32 * 16 + 7 * 7 * 64 * 64 * 9

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from rlsrl.algorithms.compiled import MKL_OPERATIONS
 from rlsrl.api.spec import UpdateWork
-from rlsrl.policies.effort import NetworkEffort
+from rlsrl.policies.effort import NetworkEffort, Product
 from rlsrl.sizing.ceilings import ceilings
 from rlsrl.sizing.demands import Demand
 from rlsrl.sizing.estimate import estimate, shared_seconds
@@ -195,12 +196,19 @@ def test_steps_that_only_reset_call_for_no_updates() -> None:
         ("row_seconds", 64e-4),
         ("training_mac_seconds", 64 * (2 * 100 + 3 * 10) * 1e-4),
         ("minibatch_seconds", 1.5e-4),
-        ("step_seconds", 1e-4 / 16),
+        ("trained_weight_seconds", 10e-4),
+        ("replay_step_seconds", 1e-4 / 16),
     ],
 )
 def test_an_update_costs_its_losses_its_rows_and_a_part_of_a_training_step(cost: str, seconds: float) -> None:
     """Of 64 drawn rows of 40 bytes. Slots and weights have next to none."""
-    network = NetworkEffort(num_weights=0, forward_macs=100.0, acting_macs=0.0, exported=True, critic_macs=10.0)
+    network = NetworkEffort(
+        num_weights=0,
+        products=[Product(macs=100.0)],
+        acting_macs=0.0,
+        exported=True,
+        critic_products=[Product(macs=4.0), Product(macs=6.0)],
+    )
     found = workload(
         environment=EnvironmentSpeed(step_seconds=1e-9),
         network=network,
@@ -211,6 +219,33 @@ def test_an_update_costs_its_losses_its_rows_and_a_part_of_a_training_step(cost:
     )
 
     assert rate_of(found, **{cost: 1e-4}) == pytest.approx(2 / seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("product", "compiled", "cost"),
+    [
+        (Product(macs=MKL_OPERATIONS / 2 / 32), True, "training_mac_seconds"),
+        (Product(macs=MKL_OPERATIONS / 2 / 32 + 1), True, "onednn_mac_seconds"),
+        (Product(macs=MKL_OPERATIONS / 2 / 32 + 1), False, "training_mac_seconds"),
+        (Product(macs=100.0, dense=False), False, "onednn_mac_seconds"),
+        (Product(macs=100.0, dense=False, bfloat16=True), True, "bfloat16_mac_seconds"),
+        (Product(macs=100.0, bfloat16=True), True, "bfloat16_mac_seconds"),
+    ],
+)
+def test_a_product_costs_what_its_library_takes(product: Product, compiled: bool, cost: str) -> None:
+    """Each of two ranks has half of the 64 rows of a minibatch."""
+    found = workload(
+        environment=EnvironmentSpeed(step_seconds=1e-9),
+        network=NetworkEffort(num_weights=0, products=[product], acting_macs=0.0, exported=True),
+        minibatch_size=64,
+        num_trainers=2,
+        compiled=compiled,
+    )
+
+    of_libraries = ("training_mac_seconds", "onednn_mac_seconds", "bfloat16_mac_seconds")
+    rates = {name: rate_of(found, **{name: 1e-3}) for name in of_libraries}
+    assert rates.pop(cost) == pytest.approx(2 / (product.macs * 1e-3), rel=1e-3)
+    assert min(rates.values()) > 1e6, "the others have no part"
 
 
 def test_draws_without_priorities_have_no_cost_of_them() -> None:
@@ -338,7 +373,7 @@ def test_buffer_workers_spread_every_rank_over_all_actors() -> None:
 
 def test_a_network_link_bounds_what_it_carries() -> None:
     """32 slots of 8 x 2000 bytes over 1 MB/s."""
-    light = NetworkEffort(num_weights=1, forward_macs=1.0, acting_macs=1.0, exported=True)
+    light = NetworkEffort(num_weights=1, products=[Product(macs=1.0)], acting_macs=1.0, exported=True)
     slow = pods(32, hardware=Hardware(bandwidth=1e6), network=light)
 
     assert rate_of(slow) == pytest.approx(1e6 / 2000 * 32, rel=0.05)

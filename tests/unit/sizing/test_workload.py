@@ -8,7 +8,7 @@ from rlsrl.api.load import load_file
 from rlsrl.api.spec import DqnSpec
 from rlsrl.data.slots import rollout_layout
 from rlsrl.data.specs import EnvSpec
-from rlsrl.policies.effort import NetworkEffort
+from rlsrl.policies.effort import NetworkEffort, Product
 from rlsrl.sizing.traffic import Rates, traffic
 from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, ReplayWorkload, Workload, workload_of
 from rlsrl.testing.rollouts import discrete_env_spec
@@ -17,7 +17,7 @@ from rlsrl.testing.workloads import pods
 EXAMPLES = Path(__file__).parents[3] / "examples"
 ENV_SPEC = discrete_env_spec(num_features=4, num_actions=2)
 POD = Hardware(bandwidth=1e9)
-NETWORK = NetworkEffort(num_weights=1000, forward_macs=900.0, acting_macs=450.0, exported=True)
+NETWORK = NetworkEffort(num_weights=1000, products=[Product(macs=900.0)], acting_macs=450.0, exported=True)
 
 
 def of(name: str, *overrides: str, hardware: Hardware | None = None, env_spec: EnvSpec = ENV_SPEC) -> Workload:

@@ -1,6 +1,7 @@
 """Large products of matrices in compiled code, by oneDNN instead of MKL.
 
-256 x 256 x 256 takes MKL 293 us on an AMD EPYC, where it does not use AVX-512, and oneDNN 143 us. torch uses MKL for
+256 x 256 x 256 takes MKL 293 us on an AMD EPYC, where it does not use AVX-512, and oneDNN 143 us; calls of MKL are
+shorter, which small products need. torch uses MKL for
 eager products, and has oneDNN in compiled code for constant weights alone.
 """
 
@@ -17,8 +18,7 @@ from torch._inductor.mkldnn_ir import LinearUnary
 from torch.fx import Graph, Node
 from typing_extensions import override
 
-MKL_OPERATIONS = 1 << 21
-"""Additions and multiplications of the largest product that stays with MKL: its calls are shorter."""
+from rlsrl.algorithms.compiled import MKL_OPERATIONS
 
 _LIBRARY = torch.library.Library("rlsrl", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("product(Tensor a, Tensor b, Tensor? bias) -> Tensor")  # type: ignore[no-untyped-call]

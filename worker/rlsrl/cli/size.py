@@ -188,6 +188,9 @@ def _costs(measured: Costs, spec: ExperimentSpec, minibatch_seconds: float | Non
         minibatch_seconds=0.0,
         compiled_minibatch_seconds=0.0,
         training_mac_seconds=0.0,
+        onednn_mac_seconds=0.0,
+        bfloat16_mac_seconds=0.0,
+        trained_weight_seconds=0.0,
         row_seconds=row_seconds,
         compiled_row_seconds=row_seconds,
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlsrl.api.spec import CriticSpec
@@ -14,6 +16,20 @@ WEIGHT_BYTES = 4
 """Bytes of a float32."""
 _ROWS = 4
 """Observations in the forward pass that is counted."""
+_DENSE = {"mm", "addmm", "bmm", "baddbmm"}
+"""torch's products of matrices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """A product of a forward pass: a layer of weights, or of attention, for one observation."""
+
+    macs: float
+    """Multiply-adds."""
+    dense: bool = True
+    """Whether it multiplies matrices; False for convolutions and attention."""
+    bfloat16: bool = False
+    """Whether it multiplies bfloat16 and not float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +38,29 @@ class NetworkEffort:
 
     num_weights: int
     """Values of the flat vector."""
-    forward_macs: float
-    """Multiply-adds of a whole forward pass, with all heads."""
+    products: Sequence[Product]
+    """Those of a whole forward pass, with all heads."""
     acting_macs: float
     """Multiply-adds of acting: fewer than ``forward_macs`` if the actor is exported without the value."""
     exported: bool
     """Whether the network has an exported form, so that acting needs no torch."""
-    critic_macs: float = 0.0
-    """Multiply-adds of a forward pass of the two critics that are trained beside the network; 0 without critics."""
+    critic_products: Sequence[Product] = ()
+    """Those of a forward pass of the two critics that are trained beside the network; none without critics."""
+
+    @property
+    def forward_macs(self) -> float:
+        """Multiply-adds of a whole forward pass, with all heads."""
+        return sum(product.macs for product in self.products)
+
+    @property
+    def critic_macs(self) -> float:
+        """Multiply-adds of a forward pass of the two critics."""
+        return sum(product.macs for product in self.critic_products)
+
+    @property
+    def num_trained_weights(self) -> float:
+        """Weights that are trained. The dense layers of critics have one for each multiply-add."""
+        return self.num_weights + self.critic_macs
 
     @property
     def weight_bytes(self) -> int:
@@ -38,8 +69,8 @@ class NetworkEffort:
 
     @property
     def gradient_bytes(self) -> float:
-        """Bytes of all gradients of one minibatch. The dense layers of critics have a weight for each multiply-add."""
-        return self.weight_bytes + WEIGHT_BYTES * self.critic_macs
+        """Bytes of all gradients of one minibatch."""
+        return WEIGHT_BYTES * self.num_trained_weights
 
 
 def network_effort(policy: TorchPolicy, *, critic: CriticSpec | None = None) -> NetworkEffort:
@@ -48,7 +79,6 @@ def network_effort(policy: TorchPolicy, *, critic: CriticSpec | None = None) -> 
     ``critic``: describes each of the two critics that are trained beside it.
     """
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
 
     from rlsrl.data.version import INITIAL
 
@@ -57,22 +87,50 @@ def network_effort(policy: TorchPolicy, *, critic: CriticSpec | None = None) -> 
         for path, spec in policy.env_spec.observation.items()
     }
     vector = torch.from_numpy(policy.parameters(INITIAL).vector.copy())
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with counted_products(_ROWS) as products, torch.no_grad():
         policy.pure(vector, observation)
-    forward = counter.get_total_flops() / 2 / _ROWS
+    forward = sum(product.macs for product in products)
     exported = policy.export()
     dense = None if exported is None else sum(layer.in_size * layer.out_size for layer in exported.layers)
     return NetworkEffort(
         num_weights=vector.numel(),
-        forward_macs=forward,
+        products=products,
         acting_macs=forward if dense is None else float(dense),
         exported=exported is not None,
-        critic_macs=0.0 if critic is None else _critic_macs(critic, policy.env_spec),
+        critic_products=() if critic is None else _critic_products(critic, policy.env_spec),
     )
 
 
-def _critic_macs(critic: CriticSpec, env_spec: EnvSpec) -> float:
+@contextmanager
+def counted_products(num_rows: int) -> Iterator[list[Product]]:
+    """Yield a list of the products that torch computes within the block, each divided by ``num_rows``."""
+    from torch import bfloat16
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry
+
+    found: list[Product] = []
+
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if (operations := flop_registry.get(func.overloadpacket)) is not None:
+                found.append(
+                    Product(
+                        macs=operations(*args, **(kwargs or {}), out_val=result) / 2 / num_rows,
+                        dense=func.overloadpacket.__name__ in _DENSE,
+                        bfloat16=args[0].dtype == bfloat16,
+                    )
+                )
+            return result
+
+    with Counter():
+        yield found
+
+
+def _critic_products(critic: CriticSpec, env_spec: EnvSpec) -> list[Product]:
+    """Return a product for each layer of each of the two critics."""
     from rlsrl.policies.critics import TwinCritics
 
     layers = TwinCritics(env_spec.unmasked, **critic.model_dump()).layers
-    return float(sum(values.numel() for name, values in layers.named_parameters() if name.endswith("weight")))
+    pairs = [values for name, values in layers.named_parameters() if name.endswith("weight")]
+    return [Product(macs=float(matrix.numel())) for pair in pairs for matrix in pair]

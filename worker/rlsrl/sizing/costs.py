@@ -51,6 +51,8 @@ class Costs:
     """``CreditBook.issue`` looks at one connected producer, for each credit."""
     step_seconds: float
     """A training step beside its minibatches: returns and advantages, statistics, the new version, credits."""
+    replay_step_seconds: float
+    """The same with replay, without returns and advantages."""
     minibatch_seconds: float
     """One eager minibatch, independent of its size: calls of torch."""
     row_seconds: float
@@ -64,7 +66,13 @@ class Costs:
     priority_row_seconds: float
     """The same by priority takes so much longer, the new priority included."""
     training_mac_seconds: float
-    """One multiply-add of a forward pass, with the backward pass that belongs to it."""
+    """One multiply-add of a forward pass of dense layers by MKL, with the backward pass that belongs to it."""
+    onednn_mac_seconds: float
+    """The same of a convolution, and of large products of compiled dense layers: by oneDNN."""
+    bfloat16_mac_seconds: float
+    """The same of any layer in bfloat16."""
+    trained_weight_seconds: float
+    """One weight of a minibatch: its gradient, the optimizer, target networks."""
     reduce_seconds: float
     """One collective call of several ranks, at each rank."""
     reduce_wait_seconds: float

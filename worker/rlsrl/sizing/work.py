@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlsrl.algorithms.compiled import MKL_OPERATIONS
+from rlsrl.policies.effort import Product
 from rlsrl.sizing.costs import Costs
 from rlsrl.sizing.workload import Workload
 
@@ -79,11 +82,23 @@ class Work:
         else:
             minibatch_seconds, row_seconds = costs.minibatch_seconds, costs.row_seconds
         network = workload.network
-        macs = work.network_passes * network.forward_macs + work.critic_passes * network.critic_macs
-        row = macs * costs.training_mac_seconds + row_seconds
-        steps = workload.num_train_steps * costs.step_seconds
-        minibatches = workload.num_minibatches * work.losses * minibatch_seconds
-        return steps + self._assembling() + minibatches + workload.rank_rows * row
+        row = work.network_passes * self._passing(network.products) + row_seconds
+        row += work.critic_passes * self._passing(network.critic_products)
+        step_seconds = costs.step_seconds if workload.replay is None else costs.replay_step_seconds
+        steps = workload.num_train_steps * step_seconds
+        minibatch = work.losses * minibatch_seconds + network.num_trained_weights * costs.trained_weight_seconds
+        return steps + self._assembling() + workload.num_minibatches * minibatch + workload.rank_rows * row
+
+    def _passing(self, products: Sequence[Product]) -> float:
+        """Return the seconds in which a row of a minibatch passes through layers, and its gradient back."""
+        return sum(product.macs * self._mac_seconds(product) for product in products)
+
+    def _mac_seconds(self, product: Product) -> float:
+        if product.bfloat16:
+            return self.costs.bfloat16_mac_seconds
+        operations = 2 * product.macs * self.workload.minibatch_size / self.workload.num_trainers
+        by_mkl = product.dense and not (self.workload.compiled and operations > MKL_OPERATIONS)
+        return self.costs.training_mac_seconds if by_mkl else self.costs.onednn_mac_seconds
 
     def _assembling(self) -> float:
         """Return each rank's seconds to copy the slots of a batch, or to draw the rows of its minibatches."""

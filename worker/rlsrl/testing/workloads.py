@@ -6,13 +6,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 from rlsrl.api.spec import UpdateWork
-from rlsrl.policies.effort import NetworkEffort
+from rlsrl.policies.effort import NetworkEffort, Product
 from rlsrl.sizing.costs import SPEEDS, Costs
 from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, ReplayWorkload, Workload
 
 SMALL = Workload(
     environment=EnvironmentSpeed(step_seconds=1e-4),
-    network=NetworkEffort(num_weights=9_000, forward_macs=9_000.0, acting_macs=4_500.0, exported=True),
+    network=NetworkEffort(num_weights=9_000, products=[Product(macs=9_000.0)], acting_macs=4_500.0, exported=True),
     hardware=Hardware(cores=2.0),
     shared_memory=True,
     actor_lanes=(8,),
@@ -48,8 +48,12 @@ TYPICAL = Costs(
     grpc_byte_seconds=6e-10,
     credit_scan_seconds=1.4e-7,
     step_seconds=1.2e-3,
+    replay_step_seconds=1e-3,
     minibatch_seconds=1.4e-3,
     training_mac_seconds=4e-11,
+    onednn_mac_seconds=3e-11,
+    bfloat16_mac_seconds=2e-11,
+    trained_weight_seconds=1e-9,
     row_seconds=8e-7,
     compiled_minibatch_seconds=3e-4,
     compiled_row_seconds=4e-7,
