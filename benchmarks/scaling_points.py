@@ -55,7 +55,7 @@ def environment_of(name: str) -> dict[str, Any]:
 
 Feature = Literal[
     "", "compiled", "threads", "evaluator", "lent core", "two epochs", "four epochs",
-    "dqn", "dqn by priority", "dqn eager", "dqn images", "sac", "sac eager", "td3",
+    "dqn", "dqn by priority", "dqn eager", "dqn images", "dqn large", "sac", "sac eager", "td3", "td3 wide",
 ]  # fmt: skip
 """What a setting has beside the grid: compiled training steps, environment threads, an evaluator that plays all the
 time, images whose compiled training uses an idle core, more epochs, or an algorithm that draws from a store."""
@@ -96,9 +96,11 @@ DRAWN: dict[Feature, Drawn] = {
     ),
     "dqn eager": Drawn(algorithm="dqn", units=256, minibatch_size=32, updates_per_env_step=0.25, compiled=False),
     "dqn images": Drawn(algorithm="dqn", units=None, minibatch_size=64, updates_per_env_step=0.0625),
+    "dqn large": Drawn(algorithm="dqn", units=256, minibatch_size=256, updates_per_env_step=0.25),
     "sac": Drawn(algorithm="sac", units=64, minibatch_size=256, updates_per_env_step=0.5),
     "sac eager": Drawn(algorithm="sac", units=256, minibatch_size=64, updates_per_env_step=0.5, compiled=False),
     "td3": Drawn(algorithm="td3", units=256, minibatch_size=128, updates_per_env_step=0.5),
+    "td3 wide": Drawn(algorithm="td3", units=512, minibatch_size=256, updates_per_env_step=0.125),
 }
 """Settings with replay. None has the networks, the minibatches and the environment of a benchmark."""
 
