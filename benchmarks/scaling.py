@@ -5,13 +5,13 @@
     python benchmarks/scaling.py --points FILE    # with the points of FILE; measures and adds what it lacks
 
 The grid is 1, 2 and 4 actors x 0, 1 and 2 policy workers x 1 and 2 trainer ranks x a fast and a slow environment. A few
-more settings each have one feature: compiled training steps, environment threads, an evaluator, a lent core.
+more settings each have one feature: compiled training steps, environment threads, an evaluator, a lent core, replay.
 Every setting is run once before any is run again. The model is fitted by least squares to the logarithm of transitions
 a second, with the cores that other programs left to the run: to all points but one, which gives the prediction of that
 one, and to all points, which gives the costs. The exit status is 1 if a prediction is off by more than 15 %, or if
 other programs used more than 3 % of the machine beside a run. Points and costs are kept if the machine was quiet and
-the costs describe the points better than those that they replace. Last it predicts the benchmarks with replay, whose settings no point has, and
-compares with their kept figures, where these are of such a machine.
+the costs describe the points better than those that they replace. Last it predicts the benchmarks with replay, whose
+settings no point has, and compares with their kept figures, where these are of such a machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ from rlsrl.api.load import load_text
 from rlsrl.api.spec import ExperimentSpec, RLExperiment
 from rlsrl.cli.text import columns
 from rlsrl.envs.factory import EnvironmentSource, environment_spec
-from rlsrl.policies.effort import NetworkEffort, Product, network_effort
+from rlsrl.policies.effort import NetworkEffort, network_effort
+from rlsrl.policies.products import Product
 from rlsrl.sizing.costs import MEASURED, Costs, MeasuredCosts, measured_costs
 from rlsrl.sizing.environment import measure_environment
 from rlsrl.sizing.estimate import estimate
@@ -169,9 +170,7 @@ def compare(points: Sequence[Point], speeds: Mapping[str, EnvironmentSpeed]) -> 
     errors, errors_with_all, errors_before = [], [], []
     for number, (point, workload) in enumerate(zip(points, modelled, strict=True)):
         others = fit([*measured[:number], *measured[number + 1 :]], start, free)
-        predicted, known, before = (
-            estimate(workload, found).env_steps_a_second for found in (others, costs, start)
-        )
+        predicted, known, before = (estimate(workload, found).env_steps_a_second for found in (others, costs, start))
         errors.append(predicted / point.fps - 1)
         errors_with_all.append(known / point.fps - 1)
         errors_before.append(before / point.fps - 1)
@@ -339,7 +338,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--window-seconds", type=float, default=6.0)
     parser.add_argument("--points", type=Path, help="use this file's points; the missing ones are measured and added")
-    parser.add_argument("--keep", action="store_true", help="keep points and costs if these are better than the package's")
+    parser.add_argument("--keep", action="store_true", help="keep points and costs if these are the better ones")
     arguments = parser.parse_args()
     found = arguments.points is not None and arguments.points.exists()
     document = measured_document(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 from rlsrl.algorithms.compiled import compiled, compiling
-from rlsrl.algorithms.compiled import MKL_OPERATIONS
+from rlsrl.policies.products import MKL_OPERATIONS
 
 CALL = "linear_pointwise("
 """A product by oneDNN in generated code."""

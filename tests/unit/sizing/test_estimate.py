@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlsrl.algorithms.compiled import MKL_OPERATIONS
 from rlsrl.api.spec import UpdateWork
-from rlsrl.policies.effort import NetworkEffort, Product
+from rlsrl.policies.effort import NetworkEffort
+from rlsrl.policies.products import MKL_OPERATIONS, Product
 from rlsrl.sizing.ceilings import ceilings
 from rlsrl.sizing.demands import Demand
 from rlsrl.sizing.estimate import estimate, shared_seconds

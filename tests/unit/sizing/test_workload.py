@@ -8,7 +8,8 @@ from rlsrl.api.load import load_file
 from rlsrl.api.spec import DqnSpec
 from rlsrl.data.slots import rollout_layout
 from rlsrl.data.specs import EnvSpec
-from rlsrl.policies.effort import NetworkEffort, Product
+from rlsrl.policies.effort import NetworkEffort
+from rlsrl.policies.products import Product
 from rlsrl.sizing.traffic import Rates, traffic
 from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, ReplayWorkload, Workload, workload_of
 from rlsrl.testing.rollouts import discrete_env_spec

@@ -10,9 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MKL_OPERATIONS = 1 << 21
-"""Additions and multiplications of the largest product on the CPU that compiled code leaves to MKL (``products``)."""
-
 
 @contextmanager
 def compiling() -> Iterator[None]:

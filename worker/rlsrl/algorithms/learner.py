@@ -187,15 +187,15 @@ class Learner:
         for inputs in self._inputs(batch, schedule, settings):
             self._minibatches += 1
             due = due_groups(self._updates, self._minibatches)
-            *outcome, self._state = self._minibatch_step(inputs, due)
-            outcomes.append(outcome)
+            metrics, norms, is_taken, self._state = self._minibatch_step(inputs, due)
+            outcomes.append((metrics, norms, is_taken))
             if self._is_state_due(due):
-                self._state = state_after(self._algorithm, self._params, self._state, outcome[-1])
+                self._state = state_after(self._algorithm, self._params, self._state, is_taken)
         self._step += 1
         gathered = batch.num_transitions if env_steps is None else env_steps
         self._env_steps += int(self._reduce(np.array([gathered], np.float64))[0])
-        metrics, norms, is_taken = zip(*outcomes, strict=True)
-        taken = to_host(torch.stack(is_taken))
+        all_metrics, all_norms, all_taken = zip(*outcomes, strict=True)
+        taken = to_host(torch.stack(all_taken))
         trained = None if taken.all() else _trained_rows(schedule, taken)
         return StepResult(
             step=self._step,
@@ -203,9 +203,9 @@ class Learner:
             taken=tuple(taken.tolist()),
             num_transitions=batch.num_transitions,
             trained_rows=trained,
-            errors=_errors(batch, schedule, metrics, taken),
+            errors=_errors(batch, schedule, all_metrics, taken),
             num_untrained=0 if trained is None else batch.num_transitions - trained.size,
-            metrics={**counts, **settings, **batch.metrics, **self._means(metrics, norms, taken)},
+            metrics={**counts, **settings, **batch.metrics, **self._means(all_metrics, all_norms, taken)},
         )
 
     def _is_state_due(self, due: Due) -> bool:

@@ -18,7 +18,7 @@ from torch._inductor.mkldnn_ir import LinearUnary
 from torch.fx import Graph, Node
 from typing_extensions import override
 
-from rlsrl.algorithms.compiled import MKL_OPERATIONS
+from rlsrl.policies.products import MKL_OPERATIONS
 
 _LIBRARY = torch.library.Library("rlsrl", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("product(Tensor a, Tensor b, Tensor? bias) -> Tensor")  # type: ignore[no-untyped-call]

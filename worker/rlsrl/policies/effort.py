@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rlsrl.policies.products import Product
 
 if TYPE_CHECKING:
     from rlsrl.api.spec import CriticSpec
@@ -16,20 +17,6 @@ WEIGHT_BYTES = 4
 """Bytes of a float32."""
 _ROWS = 4
 """Observations in the forward pass that is counted."""
-_DENSE = {"mm", "addmm", "bmm", "baddbmm"}
-"""torch's products of matrices."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Product:
-    """A product of a forward pass: a layer of weights, or of attention, for one observation."""
-
-    macs: float
-    """Multiply-adds."""
-    dense: bool = True
-    """Whether it multiplies matrices; False for convolutions and attention."""
-    bfloat16: bool = False
-    """Whether it multiplies bfloat16 and not float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +68,16 @@ def network_effort(policy: TorchPolicy, *, critic: CriticSpec | None = None) -> 
     import torch
 
     from rlsrl.data.version import INITIAL
+    from rlsrl.policies.product_counter import ProductCounter
 
     observation = {
         path: torch.zeros((_ROWS, *spec.shape), dtype=getattr(torch, spec.dtype))
         for path, spec in policy.env_spec.observation.items()
     }
     vector = torch.from_numpy(policy.parameters(INITIAL).vector.copy())
-    with counted_products(_ROWS) as products, torch.no_grad():
+    with ProductCounter(_ROWS) as counter, torch.no_grad():
         policy.pure(vector, observation)
+    products = counter.products
     forward = sum(product.macs for product in products)
     exported = policy.export()
     dense = None if exported is None else sum(layer.in_size * layer.out_size for layer in exported.layers)
@@ -99,32 +88,6 @@ def network_effort(policy: TorchPolicy, *, critic: CriticSpec | None = None) -> 
         exported=exported is not None,
         critic_products=() if critic is None else _critic_products(critic, policy.env_spec),
     )
-
-
-@contextmanager
-def counted_products(num_rows: int) -> Iterator[list[Product]]:
-    """Yield a list of the products that torch computes within the block, each divided by ``num_rows``."""
-    from torch import bfloat16
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils.flop_counter import flop_registry
-
-    found: list[Product] = []
-
-    class Counter(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            if (operations := flop_registry.get(func.overloadpacket)) is not None:
-                found.append(
-                    Product(
-                        macs=operations(*args, **(kwargs or {}), out_val=result) / 2 / num_rows,
-                        dense=func.overloadpacket.__name__ in _DENSE,
-                        bfloat16=args[0].dtype == bfloat16,
-                    )
-                )
-            return result
-
-    with Counter():
-        yield found
 
 
 def _critic_products(critic: CriticSpec, env_spec: EnvSpec) -> list[Product]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlsrl.algorithms.compiled import MKL_OPERATIONS
-from rlsrl.policies.effort import Product
+from rlsrl.policies.products import MKL_OPERATIONS, Product
 from rlsrl.sizing.costs import Costs
 from rlsrl.sizing.workload import Workload
 

@@ -6,7 +6,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from rlsrl.api.spec import UpdateWork
-from rlsrl.policies.effort import NetworkEffort, Product
+from rlsrl.policies.effort import NetworkEffort
+from rlsrl.policies.products import Product
 from rlsrl.sizing.costs import SPEEDS, Costs
 from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, ReplayWorkload, Workload
 
