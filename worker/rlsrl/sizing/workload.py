@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlsrl.algorithms.gradients import MICROBATCH_ELEMENTS
 from rlsrl.api.role_configs import HEARTBEAT_SECONDS
 from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, POLICY, TRAINER
 from rlsrl.api.spec import ExperimentSpec, UpdateWork
@@ -344,5 +343,7 @@ def _is_compiled(spec: ExperimentSpec, hardware: Hardware) -> bool:
 
 def _shares_microbatches(spec: ExperimentSpec, env_spec: EnvSpec) -> bool:
     """Return whether the one rank splits its minibatches, as ``rlsrl.algorithms.gradients.microbatches`` does."""
+    from rlsrl.algorithms.gradients import MICROBATCH_ELEMENTS  # imports torch, which `rlsrl run` can do without
+
     elements = sum(math.prod(array.shape) for array in env_spec.observation.values())
     return spec.trainers.replicas == 1 and spec.algorithm.chosen.minibatch_rows * elements > MICROBATCH_ELEMENTS
