@@ -19,7 +19,7 @@ from machine import REPOSITORY
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from memory_over_time import WATCHED
-from results import FOLDER, SECONDS, kept
+from results import FLOORS_KEPT_AS, FOLDER, SECONDS, kept
 from workloads import WORKLOADS, Workload
 
 PAGE, PICTURE = "README.md", "ratios.png"
@@ -62,6 +62,11 @@ MEMORY = """\
 `python benchmarks/memory_over_time.py W1` measures the memory for an hour. The growth is the slope of a line, with its
 95 % interval."""
 
+FLOORS = """\
+`python benchmarks/product_floors.py` times each product of an update by itself, convolutions and gradients included,
+with as many threads as cores, by the fastest of torch's libraries. The floor of an update is the sum. The share is what
+the result above reaches of the updates a second that the floor allows."""
+
 PAIRED = """\
 `make paired BASE=REV W=W1` compares the speed of the checked-out commit with an older one, or with several (`BASE="REV
 REV"`). All run the workload in turn: 30 rounds, each commit for 20 s, the order reversed from round to round. Each
@@ -85,6 +90,8 @@ class Measured:
     throughput: Mapping[str, Result] = field(default_factory=dict)
     learning: Mapping[str, Result] = field(default_factory=dict)
     memory: Mapping[str, Result] = field(default_factory=dict)
+    floors: Mapping[str, Result] = field(default_factory=dict)
+    """Of the products of workloads with replay."""
 
     @classmethod
     def read(cls) -> Self:
@@ -93,6 +100,7 @@ class Measured:
             throughput=_found(WORKLOADS, ""),
             learning=_found(COMPARISONS, learning.KEPT_AS),
             memory=_found(WATCHED, memory_over_time.KEPT_AS),
+            floors=(kept(FLOORS_KEPT_AS) or {"floors": {}})["floors"],
         )
 
 
@@ -162,6 +170,15 @@ def memory_table(watched: Mapping[str, Result]) -> str:
     return _markdown(rows)
 
 
+def floors_table(floors: Mapping[str, Result]) -> str:
+    """Return the table of the products' floors."""
+    rows: list[Sequence[str]] = [("workload", "products of an update", "floor", "share reached"), ("---",) * 4]
+    for name, floor in floors.items():
+        share = f"{floor['share']:.0%}" if "share" in floor else "not of the same machine"
+        rows.append((name, f"{floor['products']:g}", f"{1e3 * floor['floor_seconds']:.2f} ms", share))
+    return _markdown(rows)
+
+
 def page(measured: Measured) -> str:
     """Return the page of all results."""
     results = measured.throughput
@@ -176,6 +193,8 @@ def page(measured: Measured) -> str:
         parts.append(f"![ratios]({PICTURE})")
     parts += ["## Learning", LEARNING, learning_table(measured.learning)]
     parts += ["## Memory", MEMORY, memory_table(measured.memory)]
+    if measured.floors:
+        parts += ["## Floors of matrix products", FLOORS, floors_table(measured.floors)]
     parts += ["## Two commits", PAIRED]
     if results:
         parts += ["## How each was measured", *(_details(result) for result in results.values())]

@@ -17,6 +17,7 @@ from workloads import Workload
 SECONDS = "seconds"
 """The unit of workloads with a goal."""
 FOLDER = REPOSITORY / "docs" / "benchmarks"
+FLOORS_KEPT_AS = "product-floors"
 
 
 def document(workload: Workload, rounds: Sequence[Round], found: Mapping[str, Any], lineup: Lineup) -> dict[str, Any]:

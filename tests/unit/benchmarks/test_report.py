@@ -204,3 +204,11 @@ def test_learning_and_memory_have_tables_that_show_what_is_missing() -> None:
     whole = page(Measured(learning=learned, memory=watched))
     assert learning_table(learned) in whole
     assert memory_table(watched) in whole
+
+
+def test_floors_are_shown_with_the_share_that_is_reached() -> None:
+    floor = {"products": 28.0, "floor_seconds": 0.0016845}
+    shown = page(Measured(floors={"S1": {**floor, "share": 0.407}, "D1": floor}))
+    assert "| S1 | 28 | 1.68 ms | 41% |" in shown
+    assert "| D1 | 28 | 1.68 ms | not of the same machine |" in shown
+    assert "Floors" not in page(Measured())
