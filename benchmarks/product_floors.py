@@ -1,6 +1,6 @@
 """Measure how fast the matrix products of a training step with replay could be on all cores, and the share reached.
 
-    python benchmarks/product_floors.py            # S1, D1 and D2
+    python benchmarks/product_floors.py            # of all workloads with replay
     python benchmarks/product_floors.py --keep     # and keep the figures
 
 The products of one eager step of a workload, convolutions and gradients included, are listed and each is timed by
@@ -12,7 +12,6 @@ second that the floor allows. Only the result of the same machine is compared, a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -23,15 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from figures import RLSRL
 from machine import REPOSITORY, described
-from results import FLOORS_KEPT_AS, FOLDER, write
+from results import FLOORS_KEPT_AS, FOLDER, kept_rate, write
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 from typing_extensions import override
-from workloads import WORKLOADS, ReplayWorkload
+from workloads import REPLAY_WORKLOADS, ReplayWorkload
 
 from rlsrl.algorithms.base import one_rank
 from rlsrl.algorithms.learner import Learner
@@ -42,10 +40,10 @@ from rlsrl.data.specs import Arrays
 from rlsrl.data.version import INITIAL
 from rlsrl.envs.factory import environment_spec
 from rlsrl.policies.device import CPU
+from rlsrl.policies.product_counter import DENSE
 from rlsrl.workers.build.common import environment_source, torch_policy
 from rlsrl.workers.build.learner import build_learner, example_batch
 
-NAMES = ("S1", "D1", "D2")
 SECONDS = 0.3
 """Each product is repeated for so long."""
 WARM_CALLS = 3
@@ -89,13 +87,13 @@ def _hashable(value: Any) -> Any:
     return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
-def products_of(workload: ReplayWorkload) -> tuple[Mapping[tuple[Any, Any], float], float]:
-    """Return the products of an update with their mean number, and the updates for an env step."""
+def products_of(workload: ReplayWorkload) -> Mapping[tuple[Any, Any], float]:
+    """Return the products of an update, each with its mean number."""
     learner, batch = _learner(workload)
     learner.step(batch)
     with Products() as products:
         updates = len(learner.step(batch).taken)
-    return {key: number / updates for key, number in products.found.items()}, workload.updates_per_env_step
+    return {key: number / updates for key, number in products.found.items()}
 
 
 def _learner(workload: ReplayWorkload) -> tuple[Learner, Arrays]:
@@ -111,7 +109,7 @@ def least_seconds(operator: Any, forms: Any) -> float:
     """Return the least time of a product, by torch's call or by oneDNN's."""
     arguments = [form.tensor() if isinstance(form, Form) else _listed(form) for form in forms]
     ways: list[Callable[[], Any]] = [lambda: operator(*arguments)]
-    if operator.overloadpacket.__name__ in ("mm", "addmm", "bmm", "baddbmm"):
+    if operator.overloadpacket.__name__ in DENSE:
         ways.append(_by_onednn(*arguments[-2:]))
     return min(map(_least, ways))
 
@@ -137,20 +135,17 @@ def _least(call: Callable[[], Any]) -> float:
     return least
 
 
-def measured(name: str) -> dict[str, Any]:
+def measured(workload: ReplayWorkload) -> dict[str, Any]:
     """Return a workload's floor, and the share of it that the kept result reaches if there is one of this machine."""
-    workload = WORKLOADS[name]
-    assert isinstance(workload, ReplayWorkload), "all of NAMES are"
-    products, updates_per_env_step = products_of(workload)
+    products = products_of(workload)
     torch.set_num_threads(os.cpu_count() or 1)
     with torch.no_grad():
         seconds = sum(number * least_seconds(*key) for key, number in products.items())
     found = {"products": round(sum(products.values()), 1), "floor_seconds": seconds}
-    kept = json.loads((FOLDER / f"{name}.json").read_text())
-    if kept["machine"]["processor"] != described(REPOSITORY)["processor"]:
+    rate = kept_rate(workload.name)
+    if rate is None:
         return found
-    rate = kept["figures"][RLSRL]["median"]
-    return {**found, "env_steps_a_second": rate, "share": rate * updates_per_env_step * seconds}
+    return {**found, "env_steps_a_second": rate, "share": rate * workload.updates_per_env_step * seconds}
 
 
 def main() -> int:
@@ -158,8 +153,8 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help=f"write {KEPT.relative_to(REPOSITORY)}")
     arguments = parser.parse_args()
     floors = {}
-    for name in NAMES:
-        floors[name] = found = measured(name)
+    for name, workload in REPLAY_WORKLOADS.items():
+        floors[name] = found = measured(workload)
         share = f"{found['share']:.0%} of it reached" if "share" in found else "no result of this machine"
         print(f"{name}: {found['products']:g} products, {1e3 * found['floor_seconds']:.3f} ms an update; {share}")
     if arguments.keep:

@@ -11,13 +11,14 @@ from typing import Any
 
 from figures import RLSRL, SHOWN, Round
 from lineup import Lineup
-from machine import REPOSITORY
+from machine import REPOSITORY, described
 from workloads import Workload
 
 SECONDS = "seconds"
 """The unit of workloads with a goal."""
 FOLDER = REPOSITORY / "docs" / "benchmarks"
 FLOORS_KEPT_AS = "product-floors"
+"""The name of the file with the floors of matrix products."""
 
 
 def document(workload: Workload, rounds: Sequence[Round], found: Mapping[str, Any], lineup: Lineup) -> dict[str, Any]:
@@ -92,3 +93,12 @@ def kept(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return result
+
+
+def kept_rate(name: str) -> float | None:
+    """Return rlsrl's median rate in the kept result of a workload; None if none is kept of a machine like this one."""
+    result = kept(name)
+    here = described(REPOSITORY)
+    if result is None or any(result["machine"][key] != here[key] for key in ("processor", "cores")):
+        return None
+    return float(result["figures"][RLSRL]["median"])

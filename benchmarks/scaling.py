@@ -28,8 +28,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from figures import RLSRL
-from results import FOLDER, write
+from results import kept_rate, write
 from scaling_fit import MeasuredRate, fit
 from scaling_points import (
     ENVIRONMENTS,
@@ -43,13 +42,13 @@ from scaling_points import (
     Setting,
     measure,
 )
-from workloads import WORKLOADS
+from workloads import REPLAY_WORKLOADS
 
 from rlsrl.api.load import load_text
 from rlsrl.api.spec import ExperimentSpec, RLExperiment
 from rlsrl.cli.text import columns
 from rlsrl.envs.factory import EnvironmentSource, environment_spec
-from rlsrl.policies.effort import NetworkEffort, network_effort
+from rlsrl.policies.effort import NetworkEffort
 from rlsrl.policies.products import Product
 from rlsrl.sizing.costs import MEASURED, Costs, MeasuredCosts, measured_costs
 from rlsrl.sizing.environment import measure_environment
@@ -57,7 +56,7 @@ from rlsrl.sizing.estimate import estimate
 from rlsrl.sizing.forecast import forecast
 from rlsrl.sizing.report import limit_lines, role_rows
 from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, Workload, workload_of
-from rlsrl.workers.build.common import environment_source, torch_policy
+from rlsrl.workers.build.common import effort_of, environment_source
 
 ALLOWED = 0.15
 """Largest error of a prediction."""
@@ -90,8 +89,6 @@ FREE_WITH_FEATURES = (
     "replay_step_seconds",
     "priority_row_seconds",
 )
-BENCHMARKS = ("S1", "D1", "D2")
-"""Those with replay."""
 SCALES = (100, 1_000, 10_000)
 ROOT = Path(__file__).parents[1]
 POINTS = ROOT / "docs" / "benchmarks" / "scaling.json"
@@ -130,9 +127,8 @@ def _workload(setting: Setting, speed: EnvironmentSpeed, hardware: Hardware) -> 
 
 
 def _workload_of(spec: ExperimentSpec, speed: EnvironmentSpeed, hardware: Hardware) -> Workload:
-    env_spec, algorithm = environment_spec(environment_source(spec.worker_environment)), spec.algorithm.chosen
-    policy = torch_policy(spec.policy.network, env_spec, outputs=algorithm.outputs, seed=1)
-    network = network_effort(policy, critic=algorithm.critic_network)
+    env_spec = environment_spec(environment_source(spec.worker_environment))
+    network = effort_of(spec, env_spec)
     return workload_of(spec, env_spec, environment=speed, network=network, hardware=hardware)
 
 
@@ -205,22 +201,14 @@ def show_benchmarks(costs: Costs) -> None:
     """Print the predicted speed of the benchmarks with replay, and the figures that are kept of them."""
     rows = [("benchmark", "measured", "predicted", "error")]
     hardware = Hardware(cores=float(os.cpu_count() or 1))
-    for name in BENCHMARKS:
-        spec = RLExperiment.model_validate(WORKLOADS[name].experiment()).spec
+    for name, workload in REPLAY_WORKLOADS.items():
+        spec = RLExperiment.model_validate(workload.experiment()).spec
         speed = measure_environment(environment_source(spec.worker_environment))
         predicted = estimate(_workload_of(spec, speed, hardware), costs).env_steps_a_second
-        rows.append((name, *_beside_the_kept(name, predicted)))
+        measured = kept_rate(name)
+        beside = ("", "") if measured is None else (f"{measured:,.0f}", f"{predicted / measured - 1:+.1%}")
+        rows.append((name, beside[0], f"{predicted:,.0f}", beside[1]))
     print("\n" + columns(rows))
-
-
-def _beside_the_kept(name: str, predicted: float) -> tuple[str, str, str]:
-    """Return a benchmark's figure of such a machine if one is kept, the prediction, and its error."""
-    file = FOLDER / f"{name}.json"
-    kept = json.loads(file.read_text()) if file.exists() else None
-    if kept is None or f"{kept['machine']['cores']}-core {kept['machine']['processor']}" != _machine():
-        return "", f"{predicted:,.0f}", ""
-    measured = kept["figures"][RLSRL]["median"]
-    return f"{measured:,.0f}", f"{predicted:,.0f}", f"{predicted / measured - 1:+.1%}"
 
 
 def show_scales(costs: Costs) -> None:

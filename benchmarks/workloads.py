@@ -423,3 +423,7 @@ _ALL = (
 )
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}
 """By name, in the order of the table."""
+REPLAY_WORKLOADS: Mapping[str, ReplayWorkload] = {
+    workload.name: workload for workload in _ALL if isinstance(workload, ReplayWorkload)
+}
+"""Those of algorithms that draw from a store."""

@@ -141,6 +141,20 @@ def test_the_target_network_is_copied_with_every_so_many_minibatches_also_after_
     assert not torch.equal(whole._state[TARGET], whole._params[POLICY]), "its minibatch was in the midst of a step"
 
 
+def test_a_skipped_minibatch_leaves_the_target_network_as_it_is() -> None:
+    policy = policy_of()
+    learner = learner_of(policy, spec_of(targetPeriod=UPDATES_A_STEP))
+    learner.step(rows_of(0))
+    before = learner._state[TARGET].clone()
+    rows = {name: array.copy() for name, array in rows_of(1).items()}
+    rows["reward"][-SIZE:] = np.nan  # of the last minibatch, with which the copy is due; the others change the network
+
+    assert learner.step(rows).taken == (True, True, False)
+    assert torch.equal(learner._state[TARGET], before)
+    learner.step(rows_of(2))
+    assert torch.equal(learner._state[TARGET], learner._params[POLICY])
+
+
 def test_options_change_what_is_learned() -> None:
     vectors = []
     for fields in ({}, {"double": False}, {"huberDelta": 50}, {"importanceExponent": 1.0}, {"targetPeriod": 1}):

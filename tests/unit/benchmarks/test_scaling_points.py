@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from scaling import BENCHMARKS
 from scaling_points import DRAWN, FEATURES, GRID, Setting
-from workloads import WORKLOADS
+from workloads import REPLAY_WORKLOADS
 
 from rlsrl.api.load import load_text
 
@@ -18,9 +17,9 @@ def test_each_setting_is_a_valid_experiment(setting: Setting) -> None:
     assert spec.actors.spread.num_workers == setting.actors
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", REPLAY_WORKLOADS)
 def test_no_setting_is_a_benchmark_that_is_to_be_predicted(name: str) -> None:
-    spec = WORKLOADS[name].experiment()["spec"]
+    spec = REPLAY_WORKLOADS[name].experiment()["spec"]
     ((algorithm, block),) = spec["algorithm"].items()
 
     for drawn in DRAWN.values():

@@ -1,8 +1,8 @@
 """Large products of matrices in compiled code, by oneDNN instead of MKL.
 
-256 x 256 x 256 takes MKL 293 us on an AMD EPYC, where it does not use AVX-512, and oneDNN 143 us; calls of MKL are
-shorter, which small products need. torch uses MKL for
-eager products, and has oneDNN in compiled code for constant weights alone.
+256 x 256 x 256 takes MKL 293 us on an AMD EPYC, where it does not use AVX-512, and oneDNN 143 us. A call of MKL is
+shorter, so small products stay with it. torch uses MKL for eager products, and has oneDNN in compiled code for constant
+weights alone.
 """
 
 from __future__ import annotations

@@ -93,7 +93,6 @@ def _lines(
 ) -> Iterator[str]:
     """Yield the lines to print; ``again`` loads the experiment with a change."""
     from rlsrl.envs.factory import environment_spec
-    from rlsrl.policies.effort import network_effort
     from rlsrl.sizing.costs import measured_costs
     from rlsrl.sizing.environment import SECONDS, measure_environment
     from rlsrl.sizing.forecast import forecast, try_out
@@ -106,15 +105,12 @@ def _lines(
         speed_line,
     )
     from rlsrl.sizing.workload import EnvironmentSpeed, workload_of
-    from rlsrl.workers.build.common import environment_source, torch_policy
+    from rlsrl.workers.build.common import effort_of, environment_source
 
     spec = experiment.spec
     source = environment_source(spec.worker_environment)
     env_spec = environment_spec(source)
-    network = network_effort(
-        torch_policy(spec.policy.network, env_spec, outputs=spec.algorithm.chosen.outputs, seed=spec.seed),
-        critic=spec.algorithm.chosen.critic_network,
-    )
+    network = effort_of(spec, env_spec)
     if env_step_seconds is None:
         environment, source_of_speed = measure_environment(source), f"one environment measured here for {SECONDS:g} s"
     else:

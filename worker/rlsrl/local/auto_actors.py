@@ -64,12 +64,11 @@ def fewest(speeds: Mapping[int, float]) -> int:
 def _choose(file: Path, overrides: Sequence[str], cores: int) -> Choice:
     from rlsrl.envs.factory import environment_spec
     from rlsrl.envs.unreachable import EnvironmentUnreachable
-    from rlsrl.policies.effort import network_effort
     from rlsrl.sizing.costs import measured_costs
     from rlsrl.sizing.environment import measure_environment
     from rlsrl.sizing.estimate import estimate
     from rlsrl.sizing.workload import Hardware, workload_of
-    from rlsrl.workers.build.common import environment_source, torch_policy
+    from rlsrl.workers.build.common import effort_of, environment_source
 
     spec = load_with_fewest_actors(file, overrides).spec
     source = environment_source(spec.worker_environment)
@@ -78,10 +77,7 @@ def _choose(file: Path, overrides: Sequence[str], cores: int) -> Choice:
         environment = measure_environment(source)
     except EnvironmentUnreachable as error:
         raise ConfigurationError(f"actors.replicas is auto, and {error}") from None  # its locks stay in this process
-    network = network_effort(
-        torch_policy(spec.policy.network, env_spec, outputs=spec.algorithm.chosen.outputs, seed=spec.seed),
-        critic=spec.algorithm.chosen.critic_network,
-    )
+    network = effort_of(spec, env_spec)
     costs = measured_costs().costs
     speeds = {}
     most = max(MOST_ACTORS_A_CORE * cores, LEAST_TRIED, spec.actors.replicas)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from rlsrl.policies.products import Product
 
-_DENSE = {"mm", "addmm", "bmm", "baddbmm"}
+DENSE = {"mm", "addmm", "bmm", "baddbmm"}
 """torch's products of matrices."""
 
 
@@ -33,7 +33,7 @@ class ProductCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             self.products.append(
                 Product(
                     macs=operations(*args, **(kwargs or {}), out_val=result) / 2 / self._num_rows,
-                    dense=packet.__name__ in _DENSE,
+                    dense=packet.__name__ in DENSE,
                     bfloat16=args[0].dtype == torch.bfloat16,
                 )
             )

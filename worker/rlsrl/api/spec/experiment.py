@@ -777,7 +777,7 @@ class ExperimentSpec(Model):
 
     @property
     def num_replay_stores(self) -> int:
-        """With replay: the number of stores, one of each buffer worker, or of each trainer if there are none."""
+        """Number of replay stores: each buffer worker has one; without buffer workers each trainer has one."""
         return self.trainers.replicas if self.buffer_workers is None else self.buffer_workers.replicas
 
     @property

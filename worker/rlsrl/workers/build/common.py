@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rlsrl.api.spec import VALUE_OPTIONS, Network, NetworkOutputs, WorkerEnvironment
+from rlsrl.api.spec import VALUE_OPTIONS, ExperimentSpec, Network, NetworkOutputs, WorkerEnvironment
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.factory import AtariOptions, EnvironmentSource, environment_spec
 from rlsrl.envs.http.options import HttpOptions
@@ -21,6 +21,7 @@ from rlsrl.workers.server_waits import ServerWaitReport
 if TYPE_CHECKING:
     import torch
 
+    from rlsrl.policies.effort import NetworkEffort
     from rlsrl.policies.torch_policy import TorchPolicy
 
 EXPORTED_ACTOR_KEY = "program"
@@ -162,3 +163,16 @@ def torch_policy(
     network_seed, on = derived_seed(seed, "network"), CPU if device is None else device
     module = build_network(factory, env_spec, kwargs, seed=network_seed, device=on, outputs=outputs)
     return TorchPolicy(module, env_spec, outputs=outputs)
+
+
+def effort_of(spec: ExperimentSpec, env_spec: EnvSpec) -> NetworkEffort:
+    """Return the work of an experiment's networks, for ``rlsrl size``. Imports torch.
+
+    Raises:
+        ConfigurationError: see ``torch_policy``.
+    """
+    from rlsrl.policies.effort import network_effort
+
+    algorithm = spec.algorithm.chosen
+    policy = torch_policy(spec.policy.network, env_spec, outputs=algorithm.outputs, seed=spec.seed)
+    return network_effort(policy, critic=algorithm.critic_network)
