@@ -54,7 +54,7 @@ def rlsrl_draw(kind: str, draws: str, capacity: int, folder: Path) -> Draw:
     """Fill rlsrl's store through slots of 8 lanes and 40 steps, as actors write them."""
     from rlsrl.buffers.replay.draws import PrioritizedDraws, UniformDraws
     from rlsrl.buffers.replay.layout import ReplayLayout
-    from rlsrl.buffers.replay.rows import rows_of
+    from rlsrl.buffers.replay.rows import RowForm, rows_of
     from rlsrl.buffers.replay.segments import Segments
     from rlsrl.buffers.replay.store_file import StoreFile
     from rlsrl.data.slots import ProducerId, Slot, rollout_layout
@@ -83,11 +83,11 @@ def rlsrl_draw(kind: str, draws: str, capacity: int, folder: Path) -> Draw:
                 # A truncated step's lane would go on with a reset: the rollout's length divides an episode.
                 arrays["terminated"][step, lane] = has_ended
         chosen.inserted(segments.insert(Slot(arrays=arrays, producer=ProducerId(0, 0), sequence=sequence)).numbers)
-    rng = np.random.default_rng(1)
+    rng, form = np.random.default_rng(1), RowForm(num_steps=1, discount=0.99)
 
     def draw() -> None:
         drawn = chosen.draw(BATCH, rng)
-        rows_of(segments, drawn.keys, num_steps=1, discount=0.99)
+        rows_of(segments, drawn.keys, form)
         if draws == "priority":
             chosen.settle(drawn.keys, rng.random(BATCH, np.float32))
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsrl.buffers.replay.layout import FIRST_TRAINED, MARK, ReplayLayout
-from rlsrl.buffers.replay.rows import rows_of
+from rlsrl.buffers.replay.rows import RowForm, rows_of
 from rlsrl.buffers.replay.segments import Segments
 from rlsrl.data.slots import ProducerId, Slot, rollout_layout
 from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
@@ -45,7 +45,7 @@ def check(segments: Segments, places: dict[int, tuple[SlotSource, int, int]], nu
     ``places`` has (source, lane, first step) of each segment's number; ``ends`` returns where a lane's account ends.
     """
     keys = held_keys(segments)
-    rows = rows_of(segments, keys, num_steps=num_steps, discount=DISCOUNT)
+    rows = rows_of(segments, keys, RowForm(num_steps=num_steps, discount=DISCOUNT))
     for row, key in enumerate(keys.tolist()):
         source, lane, first = places[key // segments.layout.num_steps]
         start = first + key % segments.layout.num_steps
@@ -122,7 +122,7 @@ def test_rows_end_before_a_step_that_is_no_transition_after_a_fault() -> None:
     for slot in slots:
         segments.insert(slot)
     assert slots[0].arrays["mask"].all() and not slots[0].arrays["terminated"].any()
-    rows = rows_of(segments, np.array([3]), num_steps=3, discount=DISCOUNT)
+    rows = rows_of(segments, np.array([3]), RowForm(num_steps=3, discount=DISCOUNT))
     assert rows["reward"] == slots[0].arrays["reward"][3, 0]
     np.testing.assert_array_equal(rows["next/observation"][0], slots[0].arrays[OBSERVATION][4, 0])
     assert rows["discount"] == pytest.approx(DISCOUNT)
@@ -144,7 +144,7 @@ def test_stacks_are_right_in_the_longest_rollouts() -> None:
     layout = ReplayLayout.of(slot_layout, capacity=num_steps, stacks={OBSERVATION: 2})
     segments = Segments(layout, bytearray(layout.nbytes))
     segments.insert(slot)
-    rows = rows_of(segments, np.array(places), num_steps=1, discount=DISCOUNT)
+    rows = rows_of(segments, np.array(places), RowForm(num_steps=1, discount=DISCOUNT))
     np.testing.assert_array_equal(rows[OBSERVATION], slot.arrays[OBSERVATION][places, 0])
 
 

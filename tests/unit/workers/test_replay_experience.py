@@ -18,7 +18,7 @@ from rlsrl.algorithms.learner import StepResult
 from rlsrl.buffers.replay.draws import PrioritizedDraws, UniformDraws
 from rlsrl.buffers.replay.layout import MARK, ReplayLayout
 from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
-from rlsrl.buffers.replay.rows import IMPORTANCE, rows_of
+from rlsrl.buffers.replay.rows import IMPORTANCE, RowForm, rows_of
 from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
@@ -31,6 +31,7 @@ from rlsrl.workers.replay_store import Drawing, LocalStore
 
 STEPS, LANES = 5, 2
 UPDATES, ROWS = 3, 4
+FORM = RowForm(num_steps=2, discount=0.9)
 
 
 class Counts:
@@ -73,11 +74,11 @@ class Bench:
         )
         self.segments = store.segments
         self.ledger = Counts()
-        drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9, by_priority=by_priority)
+        drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS, by_priority=by_priority)
         draws = (
             PrioritizedDraws(self.segments, exponent=1.0, offset=1e-9) if by_priority else UniformDraws(self.segments)
         )
-        self.store = LocalStore(store, draws=draws, drawing=drawing, ledger=self.ledger)
+        self.store = LocalStore(store, draws=draws, form=FORM, drawing=drawing, ledger=self.ledger)
         self.granted: list[tuple[int, Version, int]] = []
         self.inserted = 0
         self.episodes: list[EndedEpisodes] = []
@@ -206,7 +207,7 @@ def test_a_batch_has_the_rows_of_its_keys(make_bench: Callable[..., Bench]) -> N
     batch = bench.train()
     assert batch is not None
     assert batch.num_transitions == len(batch.rows.keys) == UPDATES * ROWS
-    expected = rows_of(bench.segments, batch.rows.keys, num_steps=2, discount=0.9)
+    expected = rows_of(bench.segments, batch.rows.keys, FORM)
     assert batch.arrays.keys() == {*expected, IMPORTANCE}
     np.testing.assert_array_equal(batch.arrays[IMPORTANCE], 1.0)
     for name, array in expected.items():

@@ -17,6 +17,7 @@ from rlsrl.api.spec import AlgorithmNeeds, CustomAlgorithmSpec, ReplaySpec
 from rlsrl.buffers.replay.draws import UniformDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
 from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
+from rlsrl.buffers.replay.rows import RowForm
 from rlsrl.data.version import Version
 from rlsrl.policies.build import build_network
 from rlsrl.policies.networks import MlpActionValues
@@ -89,9 +90,10 @@ def test_it_finds_the_exact_values_where_most_episodes_are_cut(tmp_path: Path) -
             return {}
 
     granted: list[int] = []
-    drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=1, discount=DISCOUNT)
+    drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS)
+    form = RowForm(num_steps=1, discount=DISCOUNT)
     experience = ReplayExperience(
-        store=LocalStore(store, draws=UniformDraws(segments), drawing=drawing, ledger=Ledger()),
+        store=LocalStore(store, draws=UniformDraws(segments), form=form, drawing=drawing, ledger=Ledger()),
         limiter=RatioLimiter(
             Pace(updates_per_env_step=0.5, bound=100.0, most_lanes=LANES), start=100, updates_per_step=UPDATES,
             steps_per_lane=STEPS,

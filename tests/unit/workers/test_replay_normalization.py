@@ -18,7 +18,7 @@ from rlsrl.api.spec import AlgorithmNeeds, CustomAlgorithmSpec, ReplaySpec
 from rlsrl.buffers.replay.draws import UniformDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
 from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
-from rlsrl.buffers.replay.rows import rows_of
+from rlsrl.buffers.replay.rows import RowForm, rows_of
 from rlsrl.data.slots import DISCOUNTED_RETURN
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
@@ -65,11 +65,10 @@ class Rank:
         self.segments = store.segments
         normalizer = ReplayNormalizer(normalizable(self.source.env_spec), rewards=True, reward_clip=CLIP)
         pace = Pace(updates_per_env_step=1.0, bound=1000.0, most_lanes=LANES)
-        drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=N_STEP, discount=DISCOUNT)
+        drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS)
+        form = RowForm(num_steps=N_STEP, discount=DISCOUNT, rewards=normalizer.rewards)
         self.experience = ReplayExperience(
-            store=LocalStore(
-                store, draws=UniformDraws(self.segments), drawing=drawing, ledger=Ledger(), rewards=normalizer.rewards
-            ),
+            store=LocalStore(store, draws=UniformDraws(self.segments), form=form, drawing=drawing, ledger=Ledger()),
             limiter=RatioLimiter(pace, start=start, updates_per_step=UPDATES, steps_per_lane=STEPS),
             drawing=drawing,
             grant=lambda *_: None,
@@ -123,7 +122,7 @@ class Rank:
 
 
 def raw_rows(rank: Rank, keys: np.ndarray, rewards: Any) -> Arrays:
-    return rows_of(rank.segments, keys, num_steps=N_STEP, discount=DISCOUNT, rewards=rewards)
+    return rows_of(rank.segments, keys, RowForm(num_steps=N_STEP, discount=DISCOUNT, rewards=rewards))
 
 
 def test_rows_have_the_statistics_of_all_that_arrived_with_what_has_gone(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from rlsrl.api.resolved import TrainerConfig
 from rlsrl.buffers.replay.draws import UniformDraws
 from rlsrl.buffers.replay.layout import ENV_STEPS, MARK, ReplayLayout
 from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
-from rlsrl.buffers.replay.rows import IMPORTANCE
+from rlsrl.buffers.replay.rows import IMPORTANCE, RowForm
 from rlsrl.data.slots import DISCOUNTED_RETURN
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters, TrainerState
@@ -164,11 +164,10 @@ class Rank:
         ledger = TrainerLedger(resources.enter_context(context.open_ledger_page()))
         ledger.resume(None)
         self.ledger = ledger
-        drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS, num_steps=2, discount=0.9, seed=rank)
+        drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS, seed=rank)
+        form = RowForm(num_steps=2, discount=0.9, rewards=normalizer.rewards)
         self.experience = ReplayExperience(
-            store=LocalStore(
-                store, draws=UniformDraws(self.segments), drawing=drawing, ledger=ledger, rewards=normalizer.rewards
-            ),
+            store=LocalStore(store, draws=UniformDraws(self.segments), form=form, drawing=drawing, ledger=ledger),
             limiter=RatioLimiter(pace, start=START // RANKS, updates_per_step=UPDATES, steps_per_lane=STEPS),
             drawing=drawing,
             grant=self._grant,

@@ -35,7 +35,7 @@ from rlsrl.testing.replay import SlotSource
 from rlsrl.workers.build import trainer as build
 from rlsrl.workers.build.replay import pace_of, replay_experience
 from rlsrl.workers.replay_experience import ReplayBatch
-from rlsrl.workers.replay_store import LocalStore
+from rlsrl.workers.stored_transitions import StoredTransitions
 
 STEPS, LANES = 4, 3
 IN_A_SLOT = STEPS * LANES
@@ -60,7 +60,7 @@ WRITES: tuple[tuple[type, str], ...] = (
     (Segments, "_write"),
     (PrioritizedDraws, "_refresh"),
     (Segments, "forget_training_after"),
-    (LocalStore, "_note_trained"),
+    (StoredTransitions, "_note_trained"),
 )
 """Each changes what outlives the trainer."""
 

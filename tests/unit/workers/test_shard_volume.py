@@ -19,7 +19,7 @@ from rlsrl.testing.contexts import RecordingSession, make_context
 from rlsrl.testing.replay import SlotSource
 from rlsrl.workers.build.replay_shard import open_shard_store
 from rlsrl.workers.build.store_files import discard_stores
-from rlsrl.workers.replay_store import LocalStore
+from rlsrl.workers.stored_transitions import StoredTransitions
 
 EXPERIMENT = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -59,7 +59,7 @@ class Life(NamedTuple):
 
     page: LedgerPage
     ledger: TrainerLedger
-    store: LocalStore
+    store: StoredTransitions
 
     @property
     def counters(self) -> dict[str, int]:

@@ -16,7 +16,7 @@ from rlsrl.algorithms.learner import StepResult
 from rlsrl.buffers.replay.draws import PrioritizedDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
 from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
-from rlsrl.buffers.replay.rows import rows_of
+from rlsrl.buffers.replay.rows import RowForm, rows_of
 from rlsrl.buffers.replay.segments import Segments
 from rlsrl.buffers.replay.store_file import StoreFile
 from rlsrl.data.slots import Slot
@@ -30,20 +30,22 @@ from rlsrl.testing.replay import LinkedShards, SlotSource
 from rlsrl.testing.replay_draws import LEAST_PROBABILITY, held_keys, p_value_of_ratios
 from rlsrl.workers.replay_experience import ReplayBatch, ReplayExperience
 from rlsrl.workers.replay_shard import LIFE_ENV_STEPS, ReplayShard
-from rlsrl.workers.replay_store import Drawing, LocalStore, OpenedStore, Settlement
+from rlsrl.workers.replay_store import Drawing
 from rlsrl.workers.sharded_store import ShardedStore, known_shards
+from rlsrl.workers.stored_transitions import OpenedStore, Settlement, StoredTransitions
 
 STEPS, LANES = 5, 2
 UPDATES, ROWS, RATIO = 3, 4, 0.5
+FORM = RowForm(num_steps=2, discount=0.9)
 
 
 def drawing_of(num_rows: int = ROWS, updates: int = UPDATES) -> Drawing:
-    return Drawing(updates=updates, minibatch_rows=num_rows, num_steps=2, discount=0.9, by_priority=True, seed=7)
+    return Drawing(updates=updates, minibatch_rows=num_rows, by_priority=True, seed=7)
 
 
 def codec_of(layout: ReplayLayout) -> ReplayCodec:
     segments = Segments(layout, bytearray(layout.nbytes))
-    rows = rows_of(segments, np.zeros(0, np.int64), num_steps=2, discount=0.9)
+    rows = rows_of(segments, np.zeros(0, np.int64), FORM)
     return ReplayCodec({name: ArraySpec(shape=each.shape[1:], dtype=each.dtype.name) for name, each in rows.items()}, 7)
 
 
@@ -76,7 +78,7 @@ class Node:
         self.ledger.resume(self.ledger.snapshot(), incarnation=self._lives, held=held, keeps=True)
         opened = OpenedStore(segments=self.segments, file=file, outlives=True, step=0, env_steps=0)
         draws = PrioritizedDraws(self.segments, exponent=1.0, offset=1e-3)
-        self.store = LocalStore(opened, draws=draws, drawing=drawing_of(), ledger=self.ledger)
+        self.store = StoredTransitions(opened, draws=draws, form=FORM, ledger=self.ledger)
         self.shard = ReplayShard(
             self.store,
             index=self.index,
@@ -180,7 +182,7 @@ def items_and_shares(store: ShardedStore, nodes: list[Node], step: int) -> tuple
     for node in nodes:
         keys = held_keys(node.segments)
         items[shards == node.index] = first + np.searchsorted(keys, rows.keys[shards == node.index])
-        expected = rows_of(node.segments, rows.keys[shards == node.index], num_steps=2, discount=0.9)
+        expected = rows_of(node.segments, rows.keys[shards == node.index], FORM)
         for name, array in expected.items():
             np.testing.assert_array_equal(rows.arrays[name][shards == node.index], array)
         first += len(keys)

@@ -21,7 +21,7 @@ from rlsrl.envs.returns import DiscountedReturns
 from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.streams.grpc_replay.messages import FROM_RANK, FROM_SHARD, ReplayCodec, ReplayMessage
 from rlsrl.workers.replay_shard import ReplayShard
-from rlsrl.workers.replay_store import OpenedStore
+from rlsrl.workers.stored_transitions import OpenedStore
 
 
 class Numbered(gymnasium.Env[Any, Any]):

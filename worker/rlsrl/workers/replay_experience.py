@@ -22,7 +22,8 @@ from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.workers.experience import Experience, TrainingBatch
 from rlsrl.workers.progress import Progress, StopConditions
-from rlsrl.workers.replay_store import Drawing, DrawnRows, OpenedStore, ReplayStore, Settlement
+from rlsrl.workers.replay_store import Drawing, ReplayStore
+from rlsrl.workers.stored_transitions import DrawnRows, OpenedStore, Settlement
 from rlsrl.workers.training_ledger import TrainingLedger
 
 _KEYS_AT_ONCE = 4096

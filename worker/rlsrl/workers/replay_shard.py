@@ -27,7 +27,7 @@ from rlsrl.streams.grpc_replay.messages import (
     ShardHello,
     Stored,
 )
-from rlsrl.workers.replay_store import LocalStore, Settlement
+from rlsrl.workers.stored_transitions import Settlement, StoredTransitions
 
 LIFE_ENV_STEPS = 1 << 40
 """A shard that has lost its content counts its env steps from a multiple of this: its incarnation's."""
@@ -40,7 +40,7 @@ class ReplayShard:
 
     def __init__(
         self,
-        store: LocalStore,
+        store: StoredTransitions,
         *,
         index: int,
         codec: ReplayCodec,

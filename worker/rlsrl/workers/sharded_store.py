@@ -32,8 +32,9 @@ from rlsrl.streams.grpc_replay.messages import (
     ShardHello,
     Stored,
 )
-from rlsrl.workers.replay_store import Arrival, Drawing, DrawnRows, ReplayStore, Settlement
+from rlsrl.workers.replay_store import Drawing, ReplayStore
 from rlsrl.workers.shard_lanes import ShardLanes
+from rlsrl.workers.stored_transitions import Arrival, DrawnRows, Settlement
 
 _log = structlog.get_logger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,30 +49,36 @@ def as_stored(reward: NDArray[np.float32]) -> NDArray[np.float32]:
     return reward
 
 
-def rows_of(
-    segments: Segments,
-    keys: Indices,
-    *,
-    num_steps: int,
-    discount: float,
-    rewards: Callable[[NDArray[np.float32]], NDArray[np.float32]] = as_stored,
-) -> Arrays:
+@dataclass(frozen=True, kw_only=True)
+class RowForm:
+    """What a row makes of its transition and of those after it in the episode."""
+
+    num_steps: int
+    """Steps whose rewards a row has: n of n-step returns."""
+    discount: float
+    """Per env step."""
+    rewards: Callable[[NDArray[np.float32]], NDArray[np.float32]] = as_stored
+    """Returns stored rewards as the algorithm sees them."""
+
+
+def rows_of(segments: Segments, keys: Indices, form: RowForm) -> Arrays:
     """Return the transitions with these keys, [N]: ``number * T + step`` for a step of a segment that is held.
 
-    With up to n = ``num_steps`` steps from each on, fewer at the end of an episode and where the lane's next segment is
-    not there yet:
+    With up to n = ``form.num_steps`` steps from each on, fewer at the end of an episode and where the lane's next
+    segment is not there yet:
 
     - ``action`` [N, ...] and observations [N, ...] by path;
-    - ``reward`` [N]: the sum of the steps' rewards, each as ``rewards`` returns it, the k-th weighted by
+    - ``reward`` [N]: the sum of the steps' rewards, each as ``form.rewards`` returns it, the k-th weighted by
       ``discount ** k``;
     - ``next/...`` [N, ...]: observations after the last of the steps;
     - ``discount`` [N]: the weight of a value of these, ``discount ** steps``, or 0 if the episode terminated.
     """
+    discount, rewards = form.discount, form.rewards
     layout, flat = segments.layout, segments.flat
     first = last = keys % layout.num_places
     reward = rewards(flat["reward"][first])
     weight = np.full(len(keys), discount, np.float32)
-    for _ in range(1, num_steps):
+    for _ in range(1, form.num_steps):
         last, goes_on = _after(segments, last)
         reward += np.where(goes_on, weight * rewards(flat["reward"][last]), np.float32(0.0))
         weight *= np.where(goes_on, np.float32(discount), np.float32(1.0))

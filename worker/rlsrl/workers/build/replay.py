@@ -23,12 +23,14 @@ from rlsrl.workers.build.store_files import (
     drop_held,
     open_segments,
     remove_stores_from,
+    row_form_of,
     stores_in,
     zero_rows,
 )
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.replay_experience import ReplayExperience, moments_of_uncounted
-from rlsrl.workers.replay_store import Drawing, LocalStore, OpenedStore
+from rlsrl.workers.replay_store import Drawing, LocalStore
+from rlsrl.workers.stored_transitions import OpenedStore
 from rlsrl.workers.training_ledger import TrainingLedger
 
 
@@ -115,8 +117,9 @@ def replay_experience(
         draws.load_state_dict(counts.get("draws", {}))
     drawing = drawing_of(config, replay, rank=rank)
     normalizer = normalizer or ReplayNormalizer()
+    form = row_form_of(config.algorithm.chosen, rewards=normalizer.rewards)
     return ReplayExperience(
-        store=LocalStore(opened, draws=draws, drawing=drawing, ledger=ledger, rewards=normalizer.rewards),
+        store=LocalStore(opened, draws=draws, form=form, drawing=drawing, ledger=ledger),
         limiter=limiter,
         drawing=drawing,
         grant=consumer.grant,
@@ -164,8 +167,6 @@ def drawing_of(config: TrainerConfig, replay: ReplayConfig, *, rank: int = 0) ->
     return Drawing(
         updates=replay.updates_per_step,
         minibatch_rows=settings.minibatch_rows // config.num_trainers,
-        num_steps=settings.draws_from.n_step,
-        discount=settings.discount,
         by_priority=settings.draws_from.priorities is not None,
         seed=derived_seed(config.seed, "draws", *([rank] if rank else [])),
     )

@@ -18,12 +18,13 @@ from rlsrl.workers.build.store_files import (
     remove_other_runs,
     remove_stores_from,
     replay_codec,
+    row_form_of,
     stores_in,
 )
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.replay_shard import LIFE_ENV_STEPS, ReplayShard
-from rlsrl.workers.replay_store import Drawing, LocalStore
 from rlsrl.workers.shard_core import ShardCore
+from rlsrl.workers.stored_transitions import StoredTransitions
 
 
 def open_shard(
@@ -67,7 +68,7 @@ def open_shard(
 
 def open_shard_store(
     config: BufferConfig, shard: ShardConfig, context: WorkerContext, slot: SlotLayout, ledger: TrainerLedger
-) -> LocalStore:
+) -> StoredTransitions:
     """Open the store of a buffer worker that is a shard, with what its file still has, and begin its ledger's life.
 
     Raises:
@@ -95,15 +96,9 @@ def open_shard_store(
         clip = algorithm.reward_clip
         return stored if clip is None else np.clip(stored, -clip, clip)
 
-    return LocalStore(
+    return StoredTransitions(
         opened,
         draws=draws_from(opened.segments, algorithm.draws_from),
-        drawing=Drawing(
-            updates=0,  # the rank says how many rows
-            minibatch_rows=0,
-            num_steps=algorithm.draws_from.n_step,
-            discount=algorithm.discount,
-        ),
+        form=row_form_of(algorithm, rewards),
         ledger=ledger,
-        rewards=rewards,
     )

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import itertools
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlsrl.api.spec import AlgorithmSettings, AlgorithmSpec, Environment, ReplaySpec
 from rlsrl.buffers.replay.draws import Draws, PrioritizedDraws, UniformDraws
-from rlsrl.buffers.replay.rows import rows_of
+from rlsrl.buffers.replay.rows import RowForm, rows_of
 from rlsrl.buffers.replay.segments import Segments
 from rlsrl.buffers.replay.store_file import SUFFIX, StoreFile
 from rlsrl.data.slots import SlotLayout
@@ -22,7 +24,7 @@ from rlsrl.runtime.ledger import LedgerPage, TrainerLedger, page_path, read_page
 from rlsrl.streams.grpc_replay.messages import ReplayCodec
 from rlsrl.workers.build.replay_stores import ReplayStores, capacity_field, replay_layout, share_of, store_path
 from rlsrl.workers.context import WorkerContext
-from rlsrl.workers.replay_store import OpenedStore
+from rlsrl.workers.stored_transitions import OpenedStore
 
 FOUND = "replay_store_found"
 """The event in a worker's log if its store has what a former life kept."""
@@ -134,6 +136,12 @@ def draws_from(segments: Segments, settings: ReplaySpec) -> Draws:
     return PrioritizedDraws(segments, exponent=priorities.exponent, offset=priorities.offset)
 
 
+def row_form_of(settings: AlgorithmSettings, rewards: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> RowForm:
+    """Return the form of the rows that the algorithm trains on; ``rewards``: see ``RowForm.rewards``."""
+    assert settings.draws_from is not None, "the algorithm replays"
+    return RowForm(num_steps=settings.draws_from.n_step, discount=settings.discount, rewards=rewards)
+
+
 def replay_codec(environment: Environment, slot: SlotLayout, settings: AlgorithmSettings) -> ReplayCodec:
     """Return the messages between a rank and its shards, which must have the same rows."""
     assert settings.draws_from is not None, "the algorithm replays"
@@ -146,4 +154,4 @@ def zero_rows(environment: Environment, slot: SlotLayout, num_rows: int) -> Arra
     """Return so many rows of zeros."""
     layout = replay_layout(environment, slot, ReplaySpec(capacity=1))
     segments = Segments(layout, bytearray(layout.nbytes))
-    return rows_of(segments, np.zeros(num_rows, np.int64), num_steps=1, discount=1.0)
+    return rows_of(segments, np.zeros(num_rows, np.int64), RowForm(num_steps=1, discount=1.0))
