@@ -1,8 +1,8 @@
 """Both ends of a bidirectional gRPC call of raw messages, for streams whose messages carry arrays.
 
 A client's ``Conversation`` uses gRPC's threads. It serves clients that do other work meanwhile; for clients that only
-wait, see ``rlsrl.rpc.in_thread``. A ``ConversationServer`` uses grpc.aio, which serves many small streams in one
-thread. Neither reads the messages' content.
+wait, see ``rlsrl.rpc.in_thread``. A ``ConversationServer`` uses grpc.aio on a loop of uvloop, which serves many small
+streams in one thread. Neither reads the messages' content.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import grpc
 import structlog
+import uvloop
 from grpc import aio
 
 from rlsrl.rpc.channels import END_SECONDS, CallTarget, cancel_call, end_call, open_channel, token_metadata
@@ -225,7 +226,7 @@ class ConversationServer:
             server.add_generic_rpc_handlers((_handler(method, self._serve_one),))
             await self._run(server, address, tls)
 
-        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name=f"server-{address}", daemon=True)
+        self._thread = threading.Thread(target=lambda: uvloop.run(serve()), name=f"server-{address}", daemon=True)
         self._thread.start()
         self.address, self._loop, self._stopping = self._started.result(START_SECONDS)
         """The address for clients, with the port that the server got."""
