@@ -11,7 +11,8 @@ from gymnasium import spaces
 
 from rlsrl.data.random_slots import random_slot
 from rlsrl.data.specs import ArraySpec
-from rlsrl.envs.spaces import action_decoder, action_spec, observation_specs, spec_of
+from rlsrl.envs.interface import EnvironmentInterface
+from rlsrl.envs.spaces import action_decoder, action_spec, observation_specs
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.rollouts import discrete_env_spec, joint_action
 
@@ -197,4 +198,4 @@ def test_an_environment_without_spaces_is_named() -> None:
         observation_space = BOX
 
     with pytest.raises(ConfigurationError, match="Bare has no action_space"):
-        spec_of(Bare())
+        EnvironmentInterface.of(Bare())

@@ -16,7 +16,7 @@ from rlsrl.data.specs import ArraySpec
 from rlsrl.envs.check import check_environment
 from rlsrl.envs.factory import EnvironmentSource, environment_spec, make_environment
 from rlsrl.envs.faults import EnvironmentFaults
-from rlsrl.envs.spaces import spec_of
+from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.envs.wrappers import ActionMask, EpisodicLife
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
@@ -77,7 +77,7 @@ def test_a_mask_in_info_joins_an_observation_that_is_no_dict() -> None:
             return (*result, {"legal": [True, False]} if self._taken < 2 else {})
 
     env = ActionMask(Told([Episode(rewards=(1, 1))]), "legal")
-    assert spec_of(env).observation == {
+    assert EnvironmentInterface.of(env).spec.observation == {
         "observation/observation": ArraySpec(shape=(2,), dtype="float32"),
         "observation/legal": ArraySpec(shape=(2,), dtype="int8"),
     }
@@ -103,7 +103,7 @@ def test_a_mask_of_several_choices_has_those_of_each_entry_in_turn(as_one_array:
 
     env = ActionMask(Echo("choices", masked=True), "action_mask")
     check_environment(env)
-    spec = spec_of(env)
+    spec = EnvironmentInterface.of(env).spec
     assert spec.action == replace(joint_action(("categorical", 3), ("categorical", 4)), mask="observation/action_mask")
     assert spec.observation == {
         "observation/observation": ArraySpec(shape=(2,), dtype="int64", categories=((0, 3), (-1, 4))),

@@ -54,13 +54,13 @@ def test_the_time_is_that_of_the_first_wait_of_an_outage() -> None:
 def test_a_worker_that_only_learns_the_spaces_reports_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     reports, answers = Reports(), iter([False, True, False])
 
-    def spec(_: object) -> str:
+    def interface(_: object) -> str:
         if next(answers):
-            return "the spec"
+            return "the interface"
         raise EnvironmentUnreachable("http://sim is away", wait=lambda _: True)
 
-    monkeypatch.setattr(common, "environment_spec", spec)
+    monkeypatch.setattr(common, "environment_interface", interface)
     environment = WorkerEnvironment.model_validate({"http": {"url": "http://sim"}})
-    found: Any = common.spec_of_environments(environment, cast("WorkerContext", reports))
-    assert found == "the spec"
+    found: Any = common.interface_of_environments(environment, cast("WorkerContext", reports))
+    assert found == "the interface"
     assert reports.reasons == [(1, "http://sim is away"), (0, "")]

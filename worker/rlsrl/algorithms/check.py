@@ -18,7 +18,7 @@ from rlsrl.algorithms.learner import Learner, first_parameters
 from rlsrl.api.spec import AlgorithmSettings, AlgorithmSpec
 from rlsrl.buffers.replay.draws import UniformDraws
 from rlsrl.buffers.replay.layout import ReplayLayout
-from rlsrl.buffers.replay.rows import IMPORTANCE, rows_of
+from rlsrl.buffers.replay.rows import IMPORTANCE, RowForm, rows_of
 from rlsrl.buffers.replay.segments import Segments
 from rlsrl.data.random_slots import random_slot
 from rlsrl.data.slots import ProducerId, Slot, rollout_layout
@@ -140,7 +140,7 @@ def _drawn(env_spec: EnvSpec, slot: Slot, settings: AlgorithmSettings, rng: np.r
     segments = Segments(layout, bytearray(layout.nbytes))
     segments.insert(slot)
     drawn = UniformDraws(segments).draw(settings.minibatch_rows, rng)
-    rows = rows_of(segments, drawn.keys, num_steps=settings.draws_from.n_step, discount=settings.discount)
+    rows = rows_of(segments, drawn.keys, RowForm(num_steps=settings.draws_from.n_step, discount=settings.discount))
     return {**rows, IMPORTANCE: np.ones(len(drawn.keys), np.float32)}
 
 

@@ -32,7 +32,7 @@ class BoundedActions(gymnasium.ActionWrapper[Any, Any, Any]):
         super().__init__(env)
         self.vectors = vectors
         """How the actions are drawn."""
-        self.action_space, self._scale = _scaled(env, env.action_space)
+        self.action_space, self._scale = scaled(env, env.action_space)
 
     @override
     def action(self, action: Any) -> Any:
@@ -52,7 +52,7 @@ class BoundedVectorActions(VectorActionWrapper[Any, Any, Any, Any]):
         super().__init__(envs)
         self.vectors = vectors
         """How the actions are drawn."""
-        self.single_action_space, self._scale = _scaled(envs, envs.single_action_space)
+        self.single_action_space, self._scale = scaled(envs, envs.single_action_space)
         self.action_space = batch_space(self.single_action_space, envs.num_envs)
 
     @override
@@ -66,9 +66,13 @@ def are_vectors(space: gymnasium.Space[Any]) -> bool:
     return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
 
 
-def _scaled(env: object, space: gymnasium.Space[Any]) -> tuple[spaces.Box, Scale]:
+def scaled(env: object, space: gymnasium.Space[Any]) -> tuple[spaces.Box, Scale]:
     """Return the Box within [-1, 1] that takes the place of ``space``, and the function from its actions to those of
-    ``space``."""
+    ``space``.
+
+    Raises:
+        ConfigurationError: a bound of ``space`` is infinite; the text begins with ``env``.
+    """
     assert isinstance(space, spaces.Box), "the caller scales no other actions"
     if not space.is_bounded():
         raise ConfigurationError(

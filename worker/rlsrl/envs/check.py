@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 import numpy as np
 
 from rlsrl.data.specs import EnvSpec
-from rlsrl.envs.spaces import observation_keys, spec_of
+from rlsrl.envs.interface import EnvironmentInterface
+from rlsrl.envs.spaces import observation_keys
 from rlsrl.runtime.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def check_environment(env: gymnasium.Env[Any, Any], *, num_steps: int = 200, see
     Raises:
         ConfigurationError: the environment has problems; the text lists all of them, one per line.
     """
-    spec = spec_of(env)
+    spec = EnvironmentInterface.of(env).spec
     if problems := problems_of(env, num_steps=num_steps, seed=seed):
         raise ConfigurationError(
             "\n".join([f"{env} breaks Gymnasium's contract:", *(f"- {line}" for line in problems)])

@@ -14,9 +14,9 @@ from rlsrl.api.spec import VectorActions
 from rlsrl.api.spec.environment import PLACE_ARGUMENT
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.faults import not_made
+from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.envs.mujoco import log_mujoco_warnings
 from rlsrl.envs.place import EnvironmentPlace
-from rlsrl.envs.spaces import spec_of
 from rlsrl.envs.unreachable import EnvironmentUnreachable
 from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError, did_you_mean
 from rlsrl.runtime.references import load_callable
@@ -110,7 +110,12 @@ def make_environment(source: EnvironmentSource) -> gymnasium.Env[Any, Any]:
 
 
 def environment_spec(source: EnvironmentSource) -> EnvSpec:
-    """Return the spec of the environments of ``source``. Makes one environment and closes it.
+    """Return the spec of ``environment_interface``, and raise its errors."""
+    return environment_interface(source).spec
+
+
+def environment_interface(source: EnvironmentSource) -> EnvironmentInterface:
+    """Return the interface of the environments of ``source``. Makes one environment and closes it.
 
     Raises:
         ConfigurationError: as ``make_environment``, or a space is not supported.
@@ -124,7 +129,7 @@ def environment_spec(source: EnvironmentSource) -> EnvSpec:
     except USERS_ERRORS as error:
         raise not_made(str(source), error) from error
     try:
-        return spec_of(env)
+        return EnvironmentInterface.of(env)
     finally:
         env.close()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsrl.data.specs import EnvSpec
 from rlsrl.envs.faults import EnvironmentFaults, named, not_made
-from rlsrl.envs.spaces import spec_of
+from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.envs.unreachable import EnvironmentUnreachable, WaitAbandoned
 from rlsrl.runtime.call_board import CallEntry, close_entry, on_board
 from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError
@@ -56,7 +56,7 @@ class LaneEnvironments:
         try:
             for lane in range(num_envs):
                 self._envs[lane] = self._made(lane)
-            self.spec = common_spec([spec_of(env) for env in self._envs.values()], first_rank)
+            self.spec = common_spec([EnvironmentInterface.of(env).spec for env in self._envs.values()], first_rank)
         except BaseException:
             self.close()
             raise
@@ -84,7 +84,7 @@ class LaneEnvironments:
             self._envs[lane] = self._make(self._first_rank + lane)
 
         on_board(self._calls, lane, "make", self._wrap_call(make))
-        if (spec := spec_of(self._envs[lane])) != self.spec:
+        if (spec := EnvironmentInterface.of(self._envs[lane]).spec) != self.spec:
             raise ConfigurationError(
                 f"environment rank {self._first_rank + lane} had {self.spec}; made again, it has {spec}"
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -33,31 +32,11 @@ Keys = tuple[str | int, ...]
 """The keys of Dicts and places in Tuples that lead to one array of an observation."""
 
 
-def spec_of(env: gymnasium.Env[Any, Any]) -> EnvSpec:
-    """Return the spec of ``env``, from its spaces and, for an action mask or bounded actions, its outermost wrapper.
-
-    Raises:
-        ConfigurationError: a space is not supported; the text names it and the spaces that are.
-    """
-    from rlsrl.envs.bounded import BoundedActions
-    from rlsrl.envs.wrappers import ActionMask
-
-    for name in ("observation_space", "action_space"):
-        if getattr(env, name, None) is None:
-            raise ConfigurationError(f"{type(env).__name__} has no {name}; set it in its constructor")
-    spec = spec_of_spaces(env.observation_space, env.action_space)
-    if isinstance(env, ActionMask):
-        return replace(spec, action=replace(spec.action, mask=f"{OBSERVATION}/{env.key}"))
-    if isinstance(env, BoundedActions):
-        return replace(spec, action=replace(spec.action, vectors=env.vectors))
-    return spec
-
-
 def spec_of_spaces(observation: gymnasium.Space[Any], action: gymnasium.Space[Any]) -> EnvSpec:
     """Return the spec of an environment with those spaces, without an action mask.
 
     Raises:
-        ConfigurationError: as ``spec_of``.
+        ConfigurationError: a space is not supported; the text names it and the spaces that are.
     """
     return EnvSpec(observation=observation_specs(observation), action=action_spec(action))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsrl.envs.factory import EnvironmentSource, make_environment
-from rlsrl.envs.spaces import spec_of
+from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.envs.wrappers import random_action
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.runtime.tracebacks import users_traceback
@@ -39,7 +39,7 @@ def measure_environment(source: EnvironmentSource, *, seconds: float = SECONDS) 
     """
     try:
         with closing(make_environment(source)) as env:
-            spec_of(env)  # Raises if a space is not supported.
+            EnvironmentInterface.of(env)  # Raises if a space is not supported.
             env.action_space.seed(0)
             observation, _ = env.reset(seed=0)
             for _ in range(WARM_STEPS):

@@ -11,8 +11,8 @@ from typing import Any
 import gymnasium
 from typing_extensions import override
 
+from rlsrl.envs.codec import decode, decode_element, decode_number, decode_space, encode
 from rlsrl.envs.http.access import ServerAccess, access_to
-from rlsrl.envs.http.codec import decode, decode_element, decode_number, decode_space, encode
 from rlsrl.envs.http.options import HttpOptions
 from rlsrl.envs.http.protocol import SESSIONS
 from rlsrl.envs.place import EnvironmentPlace

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from rlsrl.envs.codec import CodecError, decode, decode_element, encode, encode_space
 from rlsrl.envs.factory import EnvironmentSource, make_environment
-from rlsrl.envs.http.codec import CodecError, decode, decode_element, encode, encode_space
 from rlsrl.envs.http.protocol import ErrorKind
+from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.envs.place import EnvironmentPlace
-from rlsrl.envs.spaces import spec_of
 from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError
 from rlsrl.runtime.tracebacks import users_traceback
 
@@ -150,7 +150,7 @@ class _Session:
     def _make(self) -> SessionSpaces:
         env = make_environment(self._source)
         try:
-            spec_of(env)  # raises if a space is not supported
+            EnvironmentInterface.of(env)  # raises if a space is not supported
             spaces = SessionSpaces(
                 observation=encode_space(env.observation_space), action=encode_space(env.action_space)
             )

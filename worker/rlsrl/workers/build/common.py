@@ -9,12 +9,15 @@ import numpy as np
 
 from rlsrl.api.spec import VALUE_OPTIONS, ExperimentSpec, Network, NetworkOutputs, WorkerEnvironment
 from rlsrl.data.specs import EnvSpec
-from rlsrl.envs.factory import AtariOptions, EnvironmentSource, environment_spec
+from rlsrl.envs.factory import AtariOptions, EnvironmentSource, environment_interface
 from rlsrl.envs.http.options import HttpOptions
+from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.envs.place import INSPECTION, EnvironmentPlace
 from rlsrl.envs.unreachable import EnvironmentUnreachable
 from rlsrl.parameters.protocols import ParameterSource, SourceTimeout, TrainerState
+from rlsrl.policies.acting import LocalActor, PolicyActor
 from rlsrl.policies.exported import ExportedActor
+from rlsrl.policies.numpy_policy import NumpyActor
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.server_waits import ServerWaitReport
 
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 EXPORTED_ACTOR_KEY = "program"
 """Key of the exported actor in the broadcast's description and in a version's metadata. None: the network has none."""
+INTERFACE_KEY = "environment"
+"""Key of the environments' interface there."""
 
 SERVER_SECONDS = 1.0
 """How long a worker waits for an environment's server between two looks at its membership."""
@@ -80,7 +85,12 @@ def environment_source(
 
 
 def spec_of_environments(environment: WorkerEnvironment, context: WorkerContext) -> EnvSpec:
-    """Return the spec of the experiment's environments, for a worker that steps none. Makes one and closes it.
+    """Return the spec of ``interface_of_environments``, and raise its errors."""
+    return interface_of_environments(environment, context).spec
+
+
+def interface_of_environments(environment: WorkerEnvironment, context: WorkerContext) -> EnvironmentInterface:
+    """Return the interface of the experiment's environments, for a worker that steps none. Makes one and closes it.
 
     The making counts as waiting: if it hangs, the run stands still. While the environment's server is away, it waits;
     SIGTERM ends a process that is not configured yet.
@@ -94,7 +104,7 @@ def spec_of_environments(environment: WorkerEnvironment, context: WorkerContext)
     with context.waiting("environment"):
         while True:
             try:
-                found = environment_spec(environment_source(environment))
+                found = environment_interface(environment_source(environment))
             except EnvironmentUnreachable as error:
                 report(1, str(error))
                 while not error.wait(SERVER_SECONDS):
@@ -126,6 +136,34 @@ def exported_actor(description: Mapping[str, object]) -> ExportedActor | None:
     """Return the exported actor of a broadcast's description or a version's metadata, or None if it has none."""
     exported = description.get(EXPORTED_ACTOR_KEY)
     return ExportedActor.from_json(exported) if isinstance(exported, dict) else None
+
+
+def environment_interface_of(metadata: Mapping[str, object]) -> EnvironmentInterface:
+    """Return the environments' interface of a version's metadata.
+
+    Raises:
+        CodecError: it is missing or damaged.
+    """
+    return EnvironmentInterface.from_json(metadata.get(INTERFACE_KEY))  # type: ignore[arg-type]  # from_json checks
+
+
+def local_actor(
+    exported: ExportedActor | None,
+    env_spec: EnvSpec,
+    *,
+    make_policy: Callable[[], TorchPolicy],
+    num_steps: int,
+    num_lanes: int,
+    rng: np.random.Generator,
+    greedy: bool,
+) -> LocalActor:
+    """Return an actor, without torch if the version has an exported form: importing torch takes a second.
+
+    ``make_policy`` makes its policy otherwise; the other arguments are those of ``DistributionActor``.
+    """
+    if exported is not None:
+        return NumpyActor(exported, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy)
+    return PolicyActor(make_policy(), env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy)
 
 
 def torch_policy(

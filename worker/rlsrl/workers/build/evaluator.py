@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -19,13 +19,15 @@ from rlsrl.envs.place import EnvironmentPlace
 from rlsrl.envs.threads import ThreadedVectorEnv
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.acting import LocalActor, PolicyActor
+from rlsrl.policies.acting import LocalActor
 from rlsrl.policies.exported import ExportedActor, LayoutMismatch, layout_digest
 from rlsrl.policies.mlp_shapes import mlp_shapes
-from rlsrl.policies.numpy_policy import NumpyActor
 from rlsrl.runtime.call_board import CallBoard
-from rlsrl.workers.build.common import environment_source, exported_actor, torch_policy
+from rlsrl.workers.build.common import environment_source, exported_actor, local_actor, torch_policy
 from rlsrl.workers.evaluation import Evaluation, acting_noise, evaluation_seeds
+
+if TYPE_CHECKING:
+    from rlsrl.policies.torch_policy import TorchPolicy
 
 ROLLOUT_STEPS = 64
 """Steps between two checks for the end. With more, environments would play longer than needed."""
@@ -137,6 +139,18 @@ def begin_evaluation(
         raise
 
 
+def _local_actor(plan: EvaluationPlan, exported: ExportedActor | None, envs: VectorEnv) -> LocalActor:
+    return local_actor(
+        exported,
+        envs.spec,
+        make_policy=lambda: _torch_policy(plan, envs.spec),
+        num_steps=ROLLOUT_STEPS,
+        num_lanes=envs.num_envs,
+        rng=acting_noise(plan.seed),
+        greedy=plan.greedy,
+    )
+
+
 def _require_same_network(
     plan: EvaluationPlan, parameters: Parameters, exported: ExportedActor | None, env_spec: EnvSpec
 ) -> None:
@@ -176,7 +190,11 @@ def _network_shapes(plan: EvaluationPlan, env_spec: EnvSpec) -> Mapping[str, tup
             dueling=mlp.dueling,
             quantiles=mlp.quantiles,
         )
-    return torch_policy(plan.network, env_spec, outputs=plan.outputs, seed=plan.network_seed).layout.shapes
+    return _torch_policy(plan, env_spec).layout.shapes
+
+
+def _torch_policy(plan: EvaluationPlan, env_spec: EnvSpec) -> TorchPolicy:
+    return torch_policy(plan.network, env_spec, outputs=plan.outputs, seed=plan.network_seed)
 
 
 def _difference(exported: ExportedActor | None, shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -203,13 +221,3 @@ def _source(plan: EvaluationPlan, rank: int, seeds: Sequence[int]) -> Environmen
         seed=seeds[local_rank],
     )
     return environment_source(plan.environment, rank=local_rank, place=place)
-
-
-def _local_actor(plan: EvaluationPlan, exported: ExportedActor | None, envs: VectorEnv) -> LocalActor:
-    """Return an actor without torch if the version has an exported form: importing torch takes a second."""
-    rng = acting_noise(plan.seed)
-    lanes: dict[str, Any] = {"num_steps": ROLLOUT_STEPS, "num_lanes": envs.num_envs, "rng": rng, "greedy": plan.greedy}
-    if exported is not None:
-        return NumpyActor(exported, **lanes)
-    policy = torch_policy(plan.network, envs.spec, outputs=plan.outputs, seed=plan.network_seed)
-    return PolicyActor(policy, envs.spec, **lanes)

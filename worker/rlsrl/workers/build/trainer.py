@@ -19,6 +19,7 @@ from rlsrl.buffers.limiter import RateLimiter
 from rlsrl.data.slots import SlotLayout
 from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version
+from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
 from rlsrl.parameters.resumption import ROLLBACK, Rollback, nothing_to_resume, rollback_of
 from rlsrl.parameters.terminal import withdrawn_failure
@@ -28,7 +29,13 @@ from rlsrl.runtime.errors import ConfigurationError, RunDamaged
 from rlsrl.runtime.frequency import FrequencyControl
 from rlsrl.runtime.ledger import LedgerError, PageRecord, TrainerLedger
 from rlsrl.streams.protocols import SampleConsumer
-from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, limiter_states, spec_of_environments, torch_policy
+from rlsrl.workers.build.common import (
+    EXPORTED_ACTOR_KEY,
+    INTERFACE_KEY,
+    interface_of_environments,
+    limiter_states,
+    torch_policy,
+)
 from rlsrl.workers.build.compile_child import request_for
 from rlsrl.workers.build.learner import (
     batch_layout,
@@ -48,8 +55,8 @@ from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.experience import Experience, OnPolicyExperience
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
-from rlsrl.workers.replay_store import OpenedStore
 from rlsrl.workers.status import STORED_ON_REQUEST
+from rlsrl.workers.stored_transitions import OpenedStore
 from rlsrl.workers.training import (
     Cadence,
     Checkpoint,
@@ -102,8 +109,8 @@ def build_trainer(
         ExportMismatch: the exported actor does not compute what the network does.
         NotStored: the disk has no room for the first version.
     """
-    env_spec = spec_of_environments(config.environment, context)
-    policy = torch_policy(config.network, env_spec, outputs=config.algorithm.chosen.outputs, seed=config.seed)
+    interface = interface_of_environments(config.environment, context)
+    policy = torch_policy(config.network, interface.spec, outputs=config.algorithm.chosen.outputs, seed=config.seed)
     device = rank_device(config, policy)
     context.log.info("training_on", device=str(device))
     gang = gang_of(config, device)
@@ -111,19 +118,19 @@ def build_trainer(
     config = with_settings(config, gang.agree({"settings": settings_of(config)})[0]["settings"])
     state = _agreed_state(config, context, db, gang)
     initial = _initial_parameters(config, context, db, policy, state)
-    learner = build_learner(config, env_spec, policy, initial, gang.reduce, device, rank=gang.rank)
+    learner = build_learner(config, interface.spec, policy, initial, gang.reduce, device, rank=gang.rank)
     _resume_learner(learner, state, gang)
-    metadata = _exported_actor(policy, learner.parameters(initial.version))
+    metadata = _acting_facts(policy, learner.parameters(initial.version), interface)
     withdrawn = None if state is None else withdrawn_failure(db, config.policy_name, state.version)
     with ExitStack() as resources:
-        layout = batch_layout(config, env_spec)
+        layout = batch_layout(config, interface.spec)
         ledger, store = _resumed_ledger(config, context, state, layout, resources)
         consumer, experience = _samples(
             config, context, state, store, layout, ledger, learner, resources, rank=gang.rank
         )
         checkpoints = _checkpoint_writer(config, context, db, wait_for_exit)
         training = TrainingThread(
-            learning=_learning(config, context, env_spec, learner, device),
+            learning=_learning(config, context, interface.spec, learner, device),
             experience=experience,
             start=starting_point(config, context, state, num_ranks=gang.size, is_retry=withdrawn is not None),
             outputs=_outputs(config, context, metadata, resources, gang, checkpoints, on_training_end),
@@ -169,12 +176,16 @@ def _store_first(training: TrainingThread, checkpoints: CheckpointWriter, gang: 
         checkpoints.store_first(first)
 
 
-def _exported_actor(policy: TorchPolicy, parameters: Parameters) -> dict[str, Any]:
-    """Return the metadata with the exported actor, after a check that it computes what the network does."""
+def _acting_facts(policy: TorchPolicy, parameters: Parameters, interface: EnvironmentInterface) -> dict[str, Any]:
+    """Return the metadata by which a version acts: the exported actor, which is checked to compute what the network
+    does, and the environments' interface."""
     exported = policy.export()
     if exported is not None:
         check_export(policy, exported, parameters)
-    return {EXPORTED_ACTOR_KEY: None if exported is None else exported.to_json()}
+    return {
+        EXPORTED_ACTOR_KEY: None if exported is None else exported.to_json(),
+        INTERFACE_KEY: interface.to_json(),
+    }
 
 
 def _resumed_ledger(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rlsrl.envs.http.codec import CodecError, decode, decode_element, decode_number, decode_space, encode, encode_space
+from rlsrl.envs.codec import CodecError, decode, decode_element, decode_number, decode_space, encode, encode_space
 
 SPACES = [
     spaces.Box(-1, 1, (3,), np.float32),
