@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rlsrl.api.load import GivenExperiment
 from rlsrl.local import auto_actors
 from rlsrl.local.auto_actors import choose_actors
 from rlsrl.runtime.errors import ConfigurationError
@@ -63,9 +64,8 @@ def test_with_replay_each_trainer_gets_equally_many_actors(tmp_path: Path) -> No
     (tmp_path / "live.yaml").write_text(EXPERIMENT)
     overrides = ["algorithm={dqn: {}}", "pacing={trainStepsPerEnvStep: 0.01}", "trainers.replicas=2"]
     for environments, actors in {3: 2, 4: 4}.items():
-        found = choose_actors(
-            tmp_path / "live.yaml", [*overrides, f"actors.environments={environments}"], modules=tmp_path
-        )
+        given = GivenExperiment.of_file(tmp_path / "live.yaml", [*overrides, f"actors.environments={environments}"])
+        found = choose_actors(given, modules=tmp_path)
         assert found.num_actors == actors
 
 
@@ -76,7 +76,7 @@ def test_an_environment_that_hangs_while_it_is_measured_ends_with_an_error(
     (tmp_path / "live.yaml").write_text(EXPERIMENT)
     monkeypatch.setattr(auto_actors, "CHOICE_SECONDS", 15)
     with pytest.raises(ConfigurationError, match="took longer than 15 s; give a number"):
-        choose_actors(tmp_path / "live.yaml", (), modules=tmp_path)
+        choose_actors(GivenExperiment.of_file(tmp_path / "live.yaml"), modules=tmp_path)
 
 
 def test_a_server_that_is_away_while_actors_are_counted_is_named(tmp_path: Path) -> None:

@@ -6,11 +6,14 @@ import itertools
 import json
 import re
 
+import gymnasium
+import numpy as np
 import pytest
 import yaml
 from matplotlib import image
 from prometheus_client.parser import text_string_to_metric_families
 
+import rlsrl
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.run_snapshot import WatchedRun
 from rlsrl.testing.tensorboard import shown_scalars
@@ -203,3 +206,18 @@ def test_the_last_durable_version_plays_to_the_goal(cartpole_run: WatchedRun) ->
     assert result["version"] == str(newest.version)
     assert (result["episodes"], result["greedy"]) == (100, True)
     assert result["return_mean"] >= 475
+
+
+def test_the_last_version_plays_to_the_goal_in_a_program(cartpole_run: WatchedRun) -> None:
+    policy, env = rlsrl.load(cartpole_run.desk.run_folder), gymnasium.make("CartPole-v1")
+    lengths = []
+    for seed in range(10):
+        observation, _ = env.reset(seed=seed)
+        for step in range(1, 501):
+            observation, _, terminated, truncated, _ = env.step(policy.act(observation))
+            if terminated or truncated:
+                lengths.append(step)
+                break
+    assert np.mean(lengths) >= 475
+    table = rlsrl.Run(cartpole_run.desk.run_folder).metrics()
+    assert table["env_steps"][-1] == cartpole_run.desk.facts().json("summary.json")["env_steps"]

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 
+import rlsrl
+from rlsrl.envs.wrappers import ActionMask
+from rlsrl.testing.environments import EchoEnv
 from rlsrl.testing.live_runs import Desk
 
 EXPERIMENT = """
@@ -49,3 +55,17 @@ def test_a_run_learns_to_repeat_each_part_of_its_observation(
     played = desk.call("eval", "runs/live", "--episodes", "16", "--environments", "4", "--json")
     assert played.returncode == 0, played.stderr
     assert json.loads(played.stdout)["return_mean"] >= goal
+    env: gymnasium.Env[Any, Any] = EchoEnv(kind=kind, masked=masked)
+    env = ActionMask(env, "action_mask") if masked else env
+    policy = rlsrl.load(desk.run_folder)
+    assert np.mean([return_of_an_episode(policy, env, seed) for seed in range(8)]) >= goal
+
+
+def return_of_an_episode(policy: rlsrl.TrainedPolicy, env: gymnasium.Env[Any, Any], seed: int) -> float:
+    observation, _ = env.reset(seed=seed)
+    total, has_ended = 0.0, False
+    while not has_ended:
+        observation, reward, terminated, truncated, _ = env.step(policy.act(observation))
+        total += float(reward)
+        has_ended = terminated or truncated
+    return total

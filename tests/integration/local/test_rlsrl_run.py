@@ -67,7 +67,7 @@ class Desk:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STANDIN_FOLDER", str(tmp_path))
-    monkeypatch.setattr("rlsrl.cli.run.run_life", functools.partial(run_life, command=STANDIN))
+    monkeypatch.setattr("rlsrl.runs.training.run_life", functools.partial(run_life, command=STANDIN))
     return Desk(tmp_path)
 
 
@@ -414,7 +414,7 @@ def test_ctrl_c_before_the_start_of_processes_is_an_interruption(desk: Desk, mon
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rlsrl.cli.run.run_life", interrupted)
+    monkeypatch.setattr("rlsrl.runs.training.run_life", interrupted)
 
     assert desk.give().exit_code == 130
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlsrl.api.load import SpecError, dump, load_file, load_text, load_with_fewest_actors
+from rlsrl.api.load import GivenExperiment, SpecError, dump, load_file, load_text, load_with_fewest_actors
 from rlsrl.api.spec import AlgorithmSpec, PpoSpec, RLExperiment
 
 MINIMAL = """\
@@ -488,9 +488,14 @@ def test_a_word_that_yaml_reads_as_a_boolean_is_suggested_with_quotes() -> None:
 def test_auto_actors_are_counted_once_the_rest_of_the_document_is_read() -> None:
     text = MINIMAL.replace("environments: 8", "environments: 8\n    replicas: auto")
     numbers = iter([4])
-    assert load_text(text, auto_actors=lambda: next(numbers)).spec.actors.spread.counts == (2, 2, 2, 2)
-    assert load_text(text, overrides=["actors.replicas=3"], auto_actors=lambda: next(numbers)).spec.actors.replicas == 3
-    assert load_text(MINIMAL, auto_actors=lambda: next(numbers)).spec.actors.replicas == 1
+
+    def loaded(text: str, *overrides: str) -> RLExperiment:
+        given = GivenExperiment(text=text.encode(), source="e.yaml", overrides=overrides)
+        return given.load(auto_actors=lambda: next(numbers))
+
+    assert loaded(text).spec.actors.spread.counts == (2, 2, 2, 2)
+    assert loaded(text, "actors.replicas=3").spec.actors.replicas == 3
+    assert loaded(MINIMAL).spec.actors.replicas == 1
 
 
 def test_auto_actors_need_one_machine_and_a_total_of_environments() -> None:
@@ -500,7 +505,9 @@ def test_auto_actors_need_one_machine_and_a_total_of_environments() -> None:
     assert problem == f"e.yaml:10:15: spec.actors.replicas: auto is for `rlsrl run`, on one machine\n    {allowed}"
     each = text.replace("environments: 8", "environmentsPerActor: 8")
     with pytest.raises(SpecError) as caught:
-        load_text(each, source="e.yaml", auto_actors=lambda: pytest.fail("there is nothing to count"))
+        GivenExperiment(text=each.encode(), source="e.yaml").load(
+            auto_actors=lambda: pytest.fail("there is nothing to count")
+        )
     assert str(caught.value) == (
         "e.yaml:10:15: spec.actors.replicas: auto divides a fixed number of environments over the actors, and "
         "actors.environments is not set\n    allowed: integer from 1 to 4096"

@@ -11,63 +11,31 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from rlsrl.api.load import load_text
-from rlsrl.api.placement import local_placement
-from rlsrl.api.resolve import resolve
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.cli import main
 from rlsrl.cli.init import write_project
-from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import EnvironmentSource, environment_spec
-from rlsrl.parameters.filesystem import FilesystemParameterDB
-from rlsrl.parameters.protocols import Parameters
-from rlsrl.policies.exported import CategoricalHead, DenseLayer, ExportedActor
-from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, torch_policy
+from rlsrl.policies.exported import ExportedActor
+from rlsrl.testing import stored_runs
+from rlsrl.testing.stored_runs import BALANCES, CARTPOLE, LETS_FALL, LINEAR
+from rlsrl.workers.build.common import torch_policy
 
-CARTPOLE = """
-apiVersion: rlsrl.dev/v1alpha1
-kind: RLExperiment
-metadata: {name: balance}
-spec:
-  environment: {id: CartPole-v1}
-  policy: {network: {mlp: {hiddenSizes: [8]}}}
-  actors: {environments: 8}
-  stop: {envSteps: 1000}
-"""
-
-LINEAR = ExportedActor(
-    layout="linear",
-    num_parameters=10,
-    observation={"observation": ArraySpec(shape=(4,), dtype="float32")},
-    layers=(DenseLayer(name="actor", weight_offset=0, bias_offset=8, in_size=4, out_size=2, activation="identity"),),
-    head=CategoricalHead(num_actions=2),
-)
 PHASES = EnvironmentSource(factory="rlsrl.testing.environments:PhaseEnv")
-BALANCES = [0, 0, 0, 0, 0.1, 0.5, 3, 1, 0, 0]
-"""A policy that balances the pole: always 500 steps."""
-LETS_FALL = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0]
-"""A policy that always pushes left: about ten steps."""
 
 
 def make_run(folder: Path, experiment: str = CARTPOLE) -> Path:
-    resolved = resolve(load_text(experiment), local_placement(run_uid="test", run_folder=folder.absolute()))
-    folder.mkdir()
-    (folder / "resolved.json").write_text(resolved.to_json())
-    return folder
+    return stored_runs.make_run(folder, experiment)
 
 
 def push(
     run: Path, step: int, weights: Any, *, layout: str = "linear", program: ExportedActor | None = LINEAR, tag: str = ""
 ) -> None:
-    parameters = Parameters(version=Version(1, step), vector=np.array(weights, np.float32), layout=layout)
-    metadata = {EXPORTED_ACTOR_KEY: None if program is None else program.to_json()}
-    tags = [tag] if tag else []
-    FilesystemParameterDB(run / "parameters").push(POLICY_NAME, parameters, tags=tags, metadata=metadata)
+    stored_runs.push(run, step, weights, layout=layout, exported=program, tag=tag)
 
 
 def run_eval(run: Path, *arguments: str) -> Result:
@@ -227,6 +195,9 @@ def test_exported_weights_are_played_without_a_run(cartpole: Path, tmp_path: Pat
         result = run_eval(weights, *arguments)
         assert result.exit_code == 2
         assert says in result.output
+    absent = run_eval(weights.with_name("absent.safetensors"), told)
+    assert absent.exit_code == 2
+    assert "cannot read" in absent.output
     weights.write_bytes(weights.read_bytes()[:-1])
     result = run_eval(weights, told)
     assert result.exit_code == 2

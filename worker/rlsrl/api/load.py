@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -20,6 +20,7 @@ from rlsrl.api.spec import RLExperiment
 
 __all__ = [
     "Document",
+    "GivenExperiment",
     "Problem",
     "SourcePosition",
     "SpecError",
@@ -40,37 +41,74 @@ _TRAINERS = ("spec", "trainers", "replicas")
 _BUFFER_WORKERS = ("spec", "bufferWorkers", "replicas")
 
 
-def load_file(
-    path: FilePath, overrides: Sequence[str] = (), *, auto_actors: Callable[[], int] | None = None
-) -> RLExperiment:
-    """Return the experiment in a YAML file, with ``overrides`` (``path=value``) applied.
+@dataclass(frozen=True, kw_only=True)
+class GivenExperiment:
+    """An experiment as a user gives it: YAML, with changes of some fields."""
 
-    ``auto_actors`` returns the number of actors if the file leaves it open. It is called at most once. None: the file
-    may not leave it open.
+    text: bytes
+    source: str
+    """Names the text in messages: the file's path."""
+    overrides: tuple[str, ...] = ()
+    """Changes, ``path=value``, in their order."""
+
+    @classmethod
+    def of_file(cls, path: FilePath, overrides: Sequence[str] = ()) -> Self:
+        """Return what a YAML file contains.
+
+        Raises:
+            SpecError: the file cannot be read.
+        """
+        return cls(text=_text_of(path), source=str(path), overrides=tuple(overrides))
+
+    def load(self, *, auto_actors: Callable[[], int] | None = None) -> RLExperiment:
+        """Return the experiment.
+
+        ``auto_actors`` returns the number of actors if the text leaves it open. It is called at most once. None: the
+        text may not leave it open.
+
+        Raises:
+            SpecError: the text is not a valid RLExperiment; lists every problem.
+        """
+        return experiment_of(_with_actors(self._document(), auto_actors))
+
+    def load_with_fewest_actors(self) -> RLExperiment:
+        """As ``load``, but a number of actors that the text leaves open is the smallest that other fields allow.
+
+        That is 1, or with an algorithm that replays one for each trainer or buffer worker.
+
+        Raises:
+            SpecError: the text is not a valid RLExperiment; lists every problem.
+        """
+        document = self._document()
+        found = []
+        needed = (_value_at(document.value, path) for path in (_TRAINERS, _BUFFER_WORKERS))
+        for number in (1, *(each for each in needed if isinstance(each, int))):
+            try:
+                return experiment_of(_with_actors(document, lambda number=number: number))  # type: ignore[misc]
+            except SpecError as error:
+                found.append(error)
+        raise min(found, key=lambda error: len(error.problems))
+
+    def _document(self) -> Document:
+        return apply_overrides(read_document(self.text, self.source), self.overrides)
+
+
+def load_file(path: FilePath, overrides: Sequence[str] = ()) -> RLExperiment:
+    """Return the experiment in a YAML file, with ``overrides`` (``path=value``) applied.
 
     Raises:
         SpecError: the file cannot be read or is not a valid RLExperiment; lists every problem.
     """
-    return load_text(_text_of(path), source=str(path), overrides=overrides, auto_actors=auto_actors)
+    return GivenExperiment.of_file(path, overrides).load()
 
 
 def load_with_fewest_actors(path: FilePath, overrides: Sequence[str] = ()) -> RLExperiment:
-    """As ``load_file``, but a number of actors that the file leaves open is the smallest that its other fields allow.
-
-    That is 1, or with an algorithm that replays one for each trainer or buffer worker.
+    """As ``load_file``, but see ``GivenExperiment.load_with_fewest_actors``.
 
     Raises:
         SpecError: the file cannot be read or is not a valid RLExperiment; lists every problem.
     """
-    document = apply_overrides(read_document(_text_of(path), str(path)), overrides)
-    found = []
-    needed = (_value_at(document.value, path) for path in (_TRAINERS, _BUFFER_WORKERS))
-    for number in (1, *(each for each in needed if isinstance(each, int))):
-        try:
-            return experiment_of(_with_actors(document, lambda number=number: number))  # type: ignore[misc]
-        except SpecError as error:
-            found.append(error)
-    raise min(found, key=lambda error: len(error.problems))
+    return GivenExperiment.of_file(path, overrides).load_with_fewest_actors()
 
 
 def _text_of(path: FilePath) -> bytes:
@@ -83,19 +121,13 @@ def _text_of(path: FilePath) -> bytes:
         ) from error
 
 
-def load_text(
-    text: str | bytes,
-    *,
-    source: str = "experiment",
-    overrides: Sequence[str] = (),
-    auto_actors: Callable[[], int] | None = None,
-) -> RLExperiment:
-    """Return the experiment in YAML text; ``source`` names the text in messages. ``auto_actors``: see ``load_file``.
+def load_text(text: str | bytes, *, source: str = "experiment", overrides: Sequence[str] = ()) -> RLExperiment:
+    """Return the experiment in YAML text; ``source`` names the text in messages.
 
     Raises:
         SpecError: the text is not a valid RLExperiment; lists every problem.
     """
-    return experiment_of(_with_actors(apply_overrides(read_document(text, source), overrides), auto_actors))
+    return experiment_of(_with_actors(apply_overrides(read_document(text, source), overrides), None))
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:

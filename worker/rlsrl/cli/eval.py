@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,23 +12,10 @@ import click
 import structlog
 
 from rlsrl.cli.errors import UserError, environment_failed
-from rlsrl.data.version import Version
 
 if TYPE_CHECKING:
-    from rlsrl.api.resolved import TrainerConfig
-    from rlsrl.parameters.protocols import Parameters, Ref
+    from rlsrl.runs.stored_version import StoredVersion
     from rlsrl.workers.evaluation import EpisodeShare, EvaluationResult
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluatedVersion:
-    """A stored version and the experiment that it belongs to."""
-
-    config: TrainerConfig
-    """Its trainer's config: environment, network, seed."""
-    parameters: Parameters
-    metadata: Mapping[str, Any]
-    """The version's metadata, with the exported actor if the policy has one."""
 
 
 @click.command()
@@ -84,11 +70,13 @@ def evaluate(
     Every environment plays the same number of episodes, so that short episodes are not favoured. Your own modules are
     imported from the folder of the experiment file, then from the current folder and from PYTHONPATH.
     """
+    from rlsrl.api.load import SpecError
     from rlsrl.cli.runs import find_run
     from rlsrl.envs.unreachable import WaitAbandoned
     from rlsrl.local.run_folder import RunFolderError
     from rlsrl.parameters.protocols import ParameterError
     from rlsrl.policies.exported import LayoutMismatch
+    from rlsrl.runs.stored_version import find_modules, load_exported, load_version, ref_of
     from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed, EnvironmentFault
     from rlsrl.workers.build.run_database import RESOLVED
     from rlsrl.workers.evaluation import EvaluationUnfinished, share_episodes
@@ -99,10 +87,11 @@ def evaluate(
         run = find_run(run, RESOLVED)
     share = share_episodes(episodes, environments)
     try:
-        _find_modules(run if experiment is None else experiment)
-        evaluated = load_version(run, _ref(version, tag)) if experiment is None else load_exported(run, experiment)
+        find_modules(run if experiment is None else experiment)
+        ref = ref_of(version, tag)
+        evaluated = load_version(run, ref) if experiment is None else load_exported(run, experiment)
         result = play(evaluated, share, seed=seed, greedy=not stochastic, max_steps=max_steps)
-    except (ConfigurationError, ParameterError, LayoutMismatch, RunFolderError) as error:
+    except (ConfigurationError, ParameterError, LayoutMismatch, RunFolderError, SpecError) as error:
         raise UserError(str(error)) from error
     except EnvironmentFailed as error:
         raise environment_failed(error) from error
@@ -120,84 +109,7 @@ def evaluate(
         raise click.ClickException(f"{result.unfinished}. The result is that of the episodes that ended")
 
 
-def _find_modules(run: Path) -> None:
-    """Import the user's modules from the experiment file's folder first, then from the current folder."""
-    from rlsrl.local.run_folder import read_record
-
-    if run.is_file():
-        folders = [str(run.absolute().parent)]
-    else:
-        record = read_record(run)
-        folders = [record.modules] if record is not None and record.modules else []
-    sys.path[:0] = [folder for folder in (*folders, str(Path.cwd())) if folder not in sys.path]
-
-
-def _ref(version: str | None, tag: str | None) -> Ref:
-    if version is not None and tag is not None:
-        raise UserError("--version and --tag exclude each other: give one of them")
-    if version is None:
-        return tag or "latest"
-    try:
-        return Version.parse(version)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-def load_version(run: Path, ref: Ref) -> EvaluatedVersion:
-    """Return the version ``ref`` of a run folder.
-
-    Raises:
-        UserError: the folder is not a run folder, or another version of rlsrl wrote it.
-        ConfigurationError: the parameter store cannot be used from here.
-        ParameterError: the version is missing or damaged.
-        OSError: the parameter store failed.
-    """
-    from rlsrl.api.resolve import ResolvedExperiment
-    from rlsrl.workers.build.run_database import RESOLVED, open_run_database
-
-    resolved = run / RESOLVED
-    try:
-        config = ResolvedExperiment.from_json(resolved.read_bytes()).trainer
-    except OSError as error:
-        raise UserError(f"{run} is not a run folder: cannot read {resolved}: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"{resolved} has another format than this version of rlsrl writes: {error}") from error
-    db = open_run_database(run)
-    parameters = db.get(config.policy_name, ref)
-    assert parameters is not None, "None only where newer_than is given"
-    # A run that still trains may prune the version meanwhile. Then torch evaluates it instead of the exported actor.
-    metadata = (info.metadata for info in db.versions(config.policy_name) if info.version == parameters.version)
-    return EvaluatedVersion(config=config, parameters=parameters, metadata=next(metadata, {}))
-
-
-def load_exported(path: Path, experiment: Path) -> EvaluatedVersion:
-    """Return the version in a file of ``rlsrl params export``, with the experiment of another file.
-
-    Raises:
-        UserError: a file cannot be read or is invalid.
-        ParameterError: the exported file is damaged.
-    """
-    from rlsrl.api.load import SpecError, load_with_fewest_actors
-    from rlsrl.api.placement import local_placement
-    from rlsrl.api.resolve import resolve
-    from rlsrl.parameters.encoding import decode_header, decode_parameters
-
-    try:
-        config = resolve(
-            load_with_fewest_actors(experiment), local_placement(run_uid="exported", run_folder=Path.cwd())
-        ).trainer
-        data = path.read_bytes()
-    except SpecError as error:
-        raise UserError(str(error)) from error
-    except OSError as error:
-        raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
-    parameters, header = decode_parameters(data, str(path)), decode_header(data, str(path))
-    return EvaluatedVersion(config=config, parameters=parameters, metadata=header.metadata)
-
-
-def play(
-    evaluated: EvaluatedVersion, share: EpisodeShare, *, seed: int, greedy: bool, max_steps: int
-) -> EvaluationResult:
+def play(evaluated: StoredVersion, share: EpisodeShare, *, seed: int, greedy: bool, max_steps: int) -> EvaluationResult:
     """Make the environments and the actor, and evaluate."""
     from rlsrl.envs.episodes import EpisodeReports
     from rlsrl.workers.build.evaluator import EvaluationPlan, begin_evaluation

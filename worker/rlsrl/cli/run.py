@@ -5,24 +5,20 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rlsrl.api.load import SpecError, load_file, load_with_fewest_actors
-from rlsrl.api.spec import RLExperiment
+from rlsrl.api.load import GivenExperiment, SpecError
 from rlsrl.cli.errors import UserError, environment_failed
-from rlsrl.local.auto_actors import choose_actors
-from rlsrl.local.controller import Failed, Finished, Interrupted, RecordsLost, RunOutcome
+from rlsrl.local.controller import Failed, Finished, Interrupted, RecordsLost
 from rlsrl.local.display import UnbreakableOutput
-from rlsrl.local.edits import ClaimedRun, claim, describe, recorded_experiment
-from rlsrl.local.folder_check import NothingToResume, check_versions
-from rlsrl.local.replay_room import require_room_for_stores
-from rlsrl.local.run_folder import RUNS, RunFolder, RunFolderError
-from rlsrl.local.session import draw_curve, run_life, write_summary
+from rlsrl.local.folder_check import NothingToResume
+from rlsrl.local.run_folder import RunFolderError
 from rlsrl.local.summary import closing_lines
+from rlsrl.runs.training import Console, EndedRun, train_on_this_machine
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.runtime.ledger import LedgerError
 
@@ -53,14 +49,14 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
     """
     given = (*overrides, *([] if seed is None else [f"spec.seed={seed}"]))
     try:
-        name = load_with_fewest_actors(file, given).metadata.name
-        with RunFolder.open(run_dir or RUNS / name, fresh=fresh) as folder:
-            experiment = load_file(file, given, auto_actors=lambda: _num_actors(folder, file, given))
-            if not folder.holds_run:  # before it does: a run's capacity cannot be lowered
-                _require_room(folder, experiment, file)
-            claimed = claim(folder, experiment, as_given=file.read_bytes())
-            _show_changes(claimed)
-            status = _run(folder, claimed.experiment, file, _again(file, overrides, seed, run_dir))
+        ended = train_on_this_machine(
+            GivenExperiment.of_file(file, given),
+            run_dir=run_dir,
+            fresh=fresh,
+            modules=file.absolute().parent,
+            console=Console(output=sys.stdout, say=_say, warn=partial(_say, err=True), shown=_short),
+        )
+        status = _report(ended, _again(file, overrides, seed, run_dir))
     except (SpecError, RunFolderError, ConfigurationError) as error:
         raise UserError(str(error)) from error
     except EnvironmentFailed as error:
@@ -74,56 +70,10 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
     sys.exit(status)
 
 
-def _show_changes(claimed: ClaimedRun) -> None:
-    for change in claimed.changes:
-        _say(f"changed: {describe(change)}")
-    for change in claimed.ignored:
-        _say(f"not applied, since the run has ended: {describe(change)}")
-    if claimed.is_reopened:
-        _say("the run had ended, and continues")
-
-
-def _num_actors(folder: RunFolder, file: Path, overrides: Sequence[str]) -> int:
-    """Return the number of actors that ``auto`` stands for: the recorded one of a run that resumes."""
-    if folder.holds_run:
-        return recorded_experiment(folder.path).spec.actors.replicas
-    _say("actors.replicas: auto: measuring one environment")
-    choice = choose_actors(file, overrides, modules=file.absolute().parent)
-    _say(
-        f"actors.replicas: auto is {choice.num_actors} (cores: {choice.cores}, estimated env steps/s: "
-        f"{choice.env_steps_a_second:,.0f})"
-    )
-    return choice.num_actors
-
-
-def _require_room(folder: RunFolder, experiment: RLExperiment, file: Path) -> None:
-    for text in require_room_for_stores(experiment.spec, folder.path, modules=file.absolute().parent):
-        _say(f"warning: {text}")
-
-
-def _run(folder: RunFolder, experiment: RLExperiment, file: Path, again: str) -> int:
-    """Run an unfinished run, report, and return the exit status."""
-    shown = _short(folder.path)
-    if folder.is_finished():
-        summary = write_summary(folder, experiment)
-        ended = "finished" if summary["finished"] else "failed"
-        _say(f"{shown} has {ended}; --fresh renames its folder and starts a new run")
-        return _report(summary, folder, Finished(), again)
-    if folder.record.attempt:
-        lost = check_versions(folder)
-        _say(f"resuming {shown}, attempt {folder.record.attempt + 1}")
-        for text in lost:
-            _say(f"warning: {text}")
-        _require_room(folder, experiment, file)
-    outcome = run_life(folder, experiment, modules=file.absolute().parent, output=sys.stdout)
-    summary = write_summary(folder, experiment)
-    if (problem := draw_curve(folder, experiment)) is not None:
-        _say(f"no curve.png: {problem}", err=True)
-    return _report(summary, folder, outcome, again)
-
-
-def _report(summary: Mapping[str, Any], folder: RunFolder, outcome: RunOutcome, again: str) -> int:
-    for line in closing_lines(summary, _short(folder.path), failed=isinstance(outcome, Failed)):
+def _report(ended: EndedRun, again: str) -> int:
+    """Print the result, and return the exit status."""
+    outcome, summary = ended.outcome, ended.summary
+    for line in closing_lines(summary, _short(ended.path), failed=isinstance(outcome, Failed)):
         _say(line)
     if (failure := summary["failure"]) is not None:
         _say(f"error: {failure}", err=True)

@@ -6,12 +6,12 @@ torch and steps the user's environment for a second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlsrl.api.load import SpecError, load_file, load_with_fewest_actors
+from rlsrl.api.load import GivenExperiment, SpecError
 from rlsrl.local.child import call_in_child
 from rlsrl.local.cores import usable_cores
 from rlsrl.runtime.errors import ConfigurationError
@@ -36,8 +36,8 @@ class Choice:
     """The estimate with these actors."""
 
 
-def choose_actors(file: Path, overrides: Sequence[str], *, modules: Path) -> Choice:
-    """Return the number of actors for the experiment in the file, whose ``actors.replicas`` is ``auto``.
+def choose_actors(given: GivenExperiment, *, modules: Path) -> Choice:
+    """Return the number of actors for an experiment whose ``actors.replicas`` is ``auto``.
 
     ``modules`` is the folder in which Python looks first for the user's own modules.
 
@@ -47,7 +47,7 @@ def choose_actors(file: Path, overrides: Sequence[str], *, modules: Path) -> Cho
         EnvironmentFailed: the environment raised.
     """
     try:
-        return call_in_child(_choose, file, tuple(overrides), usable_cores(), modules=modules, seconds=CHOICE_SECONDS)
+        return call_in_child(_choose, given, usable_cores(), modules=modules, seconds=CHOICE_SECONDS)
     except BrokenProcessPool as error:
         raise ConfigurationError(
             "actors.replicas is auto, and the process that measures the environment was killed, or took longer "
@@ -61,7 +61,7 @@ def fewest(speeds: Mapping[int, float]) -> int:
     return min(number for number, speed in speeds.items() if speed >= enough)
 
 
-def _choose(file: Path, overrides: Sequence[str], cores: int) -> Choice:
+def _choose(given: GivenExperiment, cores: int) -> Choice:
     from rlsrl.envs.factory import environment_spec
     from rlsrl.envs.unreachable import EnvironmentUnreachable
     from rlsrl.sizing.costs import measured_costs
@@ -70,7 +70,7 @@ def _choose(file: Path, overrides: Sequence[str], cores: int) -> Choice:
     from rlsrl.sizing.workload import Hardware, workload_of
     from rlsrl.workers.build.common import effort_of, environment_source
 
-    spec = load_with_fewest_actors(file, overrides).spec
+    spec = given.load_with_fewest_actors().spec
     source = environment_source(spec.worker_environment)
     try:
         env_spec = environment_spec(source)
@@ -83,7 +83,7 @@ def _choose(file: Path, overrides: Sequence[str], cores: int) -> Choice:
     most = max(MOST_ACTORS_A_CORE * cores, LEAST_TRIED, spec.actors.replicas)
     for number in range(spec.actors.replicas, min(spec.actors.num_environments, most) + 1):
         try:
-            tried = load_file(file, overrides, auto_actors=lambda number=number: number).spec  # type: ignore[misc]
+            tried = given.load(auto_actors=lambda number=number: number).spec  # type: ignore[misc]
         except SpecError:
             continue  # for example no multiple of the trainers with replay, or a ringSize that does not fit
         workload = workload_of(

@@ -27,7 +27,7 @@ from rlsrl.parameters.resumption import Rollback
 from rlsrl.parameters.terminal import terminal_record
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder, write_durably
-from rlsrl.runtime.errors import damage
+from rlsrl.runtime.errors import damage, did_you_mean
 from rlsrl.runtime.ledger import LedgerError, read_pages
 from rlsrl.workers.build.run_database import open_run_database
 
@@ -38,6 +38,7 @@ LOCK = "lock"
 RECORD = "controller.json"
 STATUS = "status.json"
 METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
 FRESH = "--fresh renames the folder and starts a new run"
 """The cure of a folder that cannot be resumed, for the end of an error."""
 EXPERIMENT = "experiment.yaml"
@@ -77,7 +78,7 @@ class RunFolder:
         """The coordinator's metrics, one JSON object a line."""
         self.curve = path / "curve.png"
         """The plot of the learning curve."""
-        self.summary = path / "summary.json"
+        self.summary = path / SUMMARY
         """The summary of the run, JSON."""
         self.status = path / STATUS
         """The copy of the coordinator's last status document, for ``rlsrl top``."""
@@ -223,6 +224,24 @@ class RunFolder:
     def _save(self, record: RunRecord) -> None:
         write_durably(self.path / RECORD, json.dumps(record.to_json(), indent=2).encode())
         self._record = record
+
+
+def find_run(run: Path, *marks: str) -> Path:
+    """Return the folder ``run``, or the run of that name in runs/. A run folder contains one of the files ``marks``.
+
+    Raises:
+        RunFolderError: the run does not exist; with the nearest match.
+    """
+    for folder in (run, RUNS / run):
+        if any((folder / mark).exists() for mark in marks):
+            return folder
+    if run.exists():
+        problem = f"{run} is not a run folder: it has no {' or '.join(marks)}"
+    else:
+        problem = f"run {run} does not exist, neither here nor in {RUNS}/"
+    raise RunFolderError(
+        problem + did_you_mean(run.name, [path.parent.name for mark in marks for path in RUNS.glob(f"*/{mark}")])
+    )
 
 
 def read_record(path: Path) -> RunRecord | None:

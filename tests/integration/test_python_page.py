@@ -1,0 +1,37 @@
+"""The blocks of ``docs/python.md`` run as they stand, one after the other."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: cartpole}
+spec:
+  environment: {id: CartPole-v1}
+  algorithm: {ppo: {minibatchSize: 128}}
+  actors: {environments: 4, rolloutLength: 64}
+  trainers: {compile: "off"}
+  evaluators: {environments: 2, episodesPerEnvironment: 1}
+  stop: {envSteps: 1000000}
+"""
+
+
+def test_the_blocks_run(tmp_path: Path) -> None:
+    (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    trained, acted, figures = done.stdout.splitlines()[-3:]
+    assert trained == "cartpole envSteps"
+    assert re.fullmatch(r"version 1\.\d+: return \d+\.0", acted)
+    assert re.fullmatch(r"\d+ rows: step, wall, .*env_steps.*", figures)

@@ -1,0 +1,136 @@
+"""A trained policy in a program of the user's own: ``rlsrl.load("runs/cartpole").act(observation)``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlsrl.data.slots import Slot, rollout_layout
+from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.local.run_folder import find_run
+from rlsrl.policies.acting import LocalActor
+from rlsrl.runs.stored_version import StoredVersion, find_modules, load_exported, load_version, ref_of
+from rlsrl.workers.build.common import environment_interface_of, exported_actor, local_actor, torch_policy
+from rlsrl.workers.build.run_database import RESOLVED
+from rlsrl.workers.evaluation import acting_noise
+
+if TYPE_CHECKING:
+    import gymnasium
+
+
+class TrainedPolicy:
+    """A stored version of a policy. It acts on one observation at a time; one thread uses it."""
+
+    def __init__(self, stored: StoredVersion, *, seed: int = 0) -> None:
+        """Act by a stored version. ``seed`` decides its draws where it samples. See ``load``."""
+        self.version = str(stored.parameters.version)
+        """The version, for example ``"1.2500"``."""
+        self.metadata: Mapping[str, Any] = stored.metadata
+        """What was stored with the version: env steps, mean return, its evaluation."""
+        self._interface = environment_interface_of(stored.metadata)
+        self._stored = stored
+        self._noise = acting_noise(seed)
+        self._actors: dict[bool, _OneStep] = {}
+        """By whether it takes the most probable action."""
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        """The space of the observations that ``act`` takes."""
+        return self._interface.observation_space
+
+    @property
+    def action_space(self) -> gymnasium.Space[Any]:
+        """The space of the actions that ``act`` returns."""
+        return self._interface.action_space
+
+    def act(self, observation: Any, *, deterministic: bool = True) -> Any:
+        """Return the action for an observation of ``observation_space``.
+
+        Args:
+            observation: As the environment returns it, with the wrappers of the experiment (``frameStack``, ``atari``).
+                With an action mask it is a Dict that contains the mask. Normalisation is the policy's own.
+            deterministic: Whether to take the most probable action, as evaluations do. Otherwise it is drawn as in
+                training.
+
+        Raises:
+            ValueError: the observation is not of the space.
+        """
+        if deterministic not in self._actors:
+            self._actors[deterministic] = self._actor(greedy=deterministic)
+        (action,) = self._interface.actions(self._actors[deterministic].act(self._interface.arrays(observation)))
+        return action
+
+    def _actor(self, *, greedy: bool) -> _OneStep:
+        stored, spec = self._stored, self._interface.spec
+        config = stored.config
+        actor = local_actor(
+            exported_actor(stored.metadata),
+            spec,
+            make_policy=lambda: torch_policy(
+                config.network, spec, outputs=config.algorithm.chosen.outputs, seed=config.seed
+            ),
+            num_steps=1,
+            num_lanes=1,
+            rng=self._noise,
+            greedy=greedy,
+        )
+        actor.load(stored.parameters)
+        return _OneStep(actor, spec)
+
+
+def load(
+    run: str | os.PathLike[str],
+    *,
+    tag: str | None = None,
+    version: str | None = None,
+    experiment: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+) -> TrainedPolicy:
+    """Return the policy of a run, by default its newest version.
+
+    A policy of dense layers acts by numpy alone; others import torch. The user's own network is imported from the
+    folder of the experiment file, then from the current folder.
+
+    Args:
+        run: A run folder, the name of one in ``runs/``, or with ``experiment`` a file that ``rlsrl params export``
+            wrote.
+        tag: The version with this tag, for example ``best``.
+        version: A version such as ``1.2500``.
+        experiment: The experiment file of exported weights.
+        seed: Decides the draws of ``act(..., deterministic=False)``.
+
+    Raises:
+        RunFolderError: the run does not exist; with the nearest match.
+        ConfigurationError: arguments exclude each other, or the parameter store cannot be used from here.
+        ParameterError: the version is missing or damaged; with the nearest match.
+        SpecError: the experiment file is invalid.
+        CodecError: the version does not say of which spaces it is: an older rlsrl stored it.
+        OSError: a file cannot be read.
+    """
+    ref = ref_of(version, tag)
+    if experiment is not None:
+        find_modules(Path(experiment))
+        return TrainedPolicy(load_exported(Path(run), Path(experiment)), seed=seed)
+    folder = find_run(Path(run), RESOLVED)
+    find_modules(folder)
+    return TrainedPolicy(load_version(folder, ref), seed=seed)
+
+
+class _OneStep:
+    """An actor that takes one step of one lane."""
+
+    def __init__(self, actor: LocalActor, spec: EnvSpec) -> None:
+        layout = rollout_layout(spec, num_steps=1, num_lanes=1)
+        self._slot = Slot(arrays=layout.view(bytearray(layout.nbytes)))
+        self._actor = actor
+
+    def act(self, observation: Arrays) -> np.ndarray[Any, Any]:
+        """Return the action, [1, ...]."""
+        for path, array in observation.items():
+            self._slot.arrays[path][0, 0] = array
+        self._actor.begin(self._slot)
+        return self._actor.act(0)

@@ -1,0 +1,106 @@
+"""Stored versions of a policy: in a run folder, or in a file that ``rlsrl params export`` wrote."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlsrl.api.load import load_with_fewest_actors
+from rlsrl.api.placement import local_placement
+from rlsrl.api.resolve import ResolvedExperiment, resolve
+from rlsrl.api.resolved import TrainerConfig
+from rlsrl.data.version import Version
+from rlsrl.local.run_folder import RunFolderError, read_record
+from rlsrl.parameters.encoding import decode_header, decode_parameters
+from rlsrl.parameters.protocols import Parameters, Ref
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.workers.build.run_database import RESOLVED, open_run_database
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredVersion:
+    """A stored version and the experiment that it belongs to."""
+
+    config: TrainerConfig
+    """Its trainer's config: environment, network, seed."""
+    parameters: Parameters
+    metadata: Mapping[str, Any]
+    """The version's metadata, with the exported actor if the policy has one."""
+
+
+def ref_of(version: str | None, tag: str | None) -> Ref:
+    """Return what names a version in the store; without version and tag the newest.
+
+    Raises:
+        ConfigurationError: both are given, or the version has another form.
+    """
+    if version is not None and tag is not None:
+        raise ConfigurationError(f"version {version} and tag {tag!r} exclude each other: give one of them")
+    if version is None:
+        return tag or "latest"
+    try:
+        return Version.parse(version)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def load_version(run: Path, ref: Ref) -> StoredVersion:
+    """Return the version ``ref`` of a run folder.
+
+    Raises:
+        RunFolderError: the folder is not a run folder, or another version of rlsrl wrote it.
+        ConfigurationError: the parameter store cannot be used from here.
+        ParameterError: the version is missing or damaged.
+        OSError: the parameter store failed.
+    """
+    resolved = run / RESOLVED
+    try:
+        config = ResolvedExperiment.from_json(resolved.read_bytes()).trainer
+    except OSError as error:
+        raise RunFolderError(f"{run} is not a run folder: cannot read {resolved}: {error.strerror}") from error
+    except ValueError as error:
+        raise RunFolderError(f"{resolved} has another format than this version of rlsrl writes: {error}") from error
+    db = open_run_database(run)
+    parameters = db.get(config.policy_name, ref)
+    assert parameters is not None, "None only where newer_than is given"
+    # A run that still trains may prune the version meanwhile. Then torch evaluates it instead of the exported actor.
+    metadata = (info.metadata for info in db.versions(config.policy_name) if info.version == parameters.version)
+    return StoredVersion(config=config, parameters=parameters, metadata=next(metadata, {}))
+
+
+def load_exported(path: Path, experiment: Path) -> StoredVersion:
+    """Return the version in a file of ``rlsrl params export``, with the experiment of another file.
+
+    Raises:
+        SpecError: the experiment is invalid.
+        ConfigurationError: the exported file cannot be read.
+        ParameterError: the exported file is damaged.
+    """
+    config = resolve(
+        load_with_fewest_actors(experiment), local_placement(run_uid="exported", run_folder=Path.cwd())
+    ).trainer
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+    parameters, header = decode_parameters(data, str(path)), decode_header(data, str(path))
+    return StoredVersion(config=config, parameters=parameters, metadata=header.metadata)
+
+
+def find_modules(run: Path) -> None:
+    """Import the user's modules from the experiment file's folder first, then from the current folder.
+
+    ``run`` is a run folder, or the experiment file itself.
+
+    Raises:
+        RunFolderError: the run's record is damaged.
+    """
+    if run.is_file():
+        folders = [str(run.absolute().parent)]
+    else:
+        record = read_record(run)
+        folders = [record.modules] if record is not None and record.modules else []
+    sys.path[:0] = [folder for folder in (*folders, str(Path.cwd())) if folder not in sys.path]
