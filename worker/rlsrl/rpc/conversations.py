@@ -289,6 +289,7 @@ class ConversationServer:
             else:
                 stream.end("closed")
         await server.stop(LEAVE_SECONDS)
+        await _end_of_other_tasks()
 
     async def _send_heartbeats(self, stopping: asyncio.Event) -> None:
         """Send heartbeats until the server stops."""
@@ -309,6 +310,17 @@ class ConversationServer:
         finally:
             self._streams.discard(stream)
             await stream.leave()
+
+
+async def _end_of_other_tasks() -> None:
+    """Wait for the tasks that gRPC has begun for calls of a server that has stopped.
+
+    They wait for the last event of their call. If the loop ended before it, gRPC would keep the loop for ever, with
+    256 KiB of buffer.
+    """
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    if tasks:
+        await asyncio.wait(tasks, timeout=LEAVE_SECONDS)
 
 
 def _handler(method: str, serve: Callable[..., Awaitable[None]]) -> grpc.GenericRpcHandler[Any, Any]:
