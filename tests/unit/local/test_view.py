@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rlsrl.api.spec import Stop
 from rlsrl.local.controller import ProcessState
-from rlsrl.local.view import Goal, ProcessRow, RunView, goals, line, render, rows
+from rlsrl.local.view import ProcessRow, RunView, line, render, rows
 
 
 def process(role: str, number: int, pid: int | None) -> ProcessState:
@@ -60,24 +60,6 @@ def drawn(view: RunView) -> str:
     output = io.StringIO()
     Console(file=output, width=120).print(render(view))
     return output.getvalue()
-
-
-def test_goals_are_the_stop_conditions_that_are_set() -> None:
-    stop = Stop(return_mean=-15.0, env_steps=10, train_steps=20, wall_seconds=30.0)
-    assert goals(stop, {"return_mean": -21.0, "env_steps": 5}, 6.0) == [
-        Goal(label="return", target=-15.0, current=-21.0),
-        Goal(label="env steps", target=10.0, current=5.0),
-        Goal(label="train steps", target=20.0, current=None),
-        Goal(label="seconds", target=30.0, current=6.0),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("target", "current", "fraction"),
-    [(10, 5, 0.5), (10, None, 0.0), (10, 20, 1.0), (10, -5, 0.0), (-15, -21, 0.0), (-15, -14, 1.0), (0, 0, 1.0)],
-)
-def test_progress_of_a_goal(target: float, current: float | None, fraction: float) -> None:
-    assert Goal(label="x", target=target, current=current).fraction == fraction
 
 
 def test_rows_combine_controller_and_coordinator() -> None:
@@ -150,7 +132,7 @@ def test_a_large_role_is_counted() -> None:
 def test_the_plain_line() -> None:
     assert line(VIEW) == (
         "   12.3 s | return 201.3 of 475 | env steps 48,640 of 2,000,000 | 52,100 steps/s | lag 1 | version 1.47 | "
-        "actor-1 restarting"
+        "at most about 37 s left | actor-1 restarting"
     )
 
 
@@ -223,7 +205,9 @@ def test_the_plain_line_before_the_first_numbers() -> None:
     assert line(replace(VIEW, status={}, processes=())) == "   12.3 s | starting"
     totals = {"totals": {"env_steps": 3}}
     text = line(replace(VIEW, status=totals, processes=(), stop=Stop(train_steps=7, wall_seconds=60.0)))
-    assert text == "   12.3 s | return - | env steps 3 | train steps - of 7 | - steps/s | lag - | version -"
+    assert text == (
+        "   12.3 s | return - | env steps 3 | train steps - of 7 | - steps/s | lag - | version - | about 48 s left"
+    )
 
 
 def test_the_view_contains_all_parts() -> None:

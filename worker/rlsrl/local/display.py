@@ -1,4 +1,4 @@
-"""Shows a run's progress: a live view on a terminal, one plain line a minute elsewhere.
+"""Shows a run's progress: a live view on a terminal, plain lines elsewhere: often at first, then one a minute.
 
 A broken output (a closed terminal, a full disk) ends the display and never the run.
 """
@@ -25,8 +25,10 @@ StatusSource = Callable[[], tuple[Mapping[str, Any] | None, float]]
 """Returns the newest status (None before the first) and its age in seconds."""
 
 TERMINAL_INTERVAL_SECONDS = 0.5
-LINE_INTERVAL_SECONDS = 60.0
-"""Seconds between two lines without a terminal, unless there is an alarm."""
+FIRST_LINES_SECONDS, LINES_SECONDS = 5.0, 60.0
+"""Seconds between two lines without a terminal, at first and later, unless there is an alarm."""
+LINES_SHARE = 0.25
+"""The time between two lines as a share of the time until the first of them, within these bounds."""
 ALARM_INTERVAL_SECONDS = 1.0
 """Seconds between two checks for an alarm, which is shown at once: versions that are not stored, a run that stands
 still, or a long call of an environment."""
@@ -84,7 +86,8 @@ class LineDisplay:
         if not last and alarm == self._alarm and view.elapsed_seconds < self._next_line_at:
             return
         self._alarm = alarm
-        self._next_line_at = view.elapsed_seconds + LINE_INTERVAL_SECONDS
+        elapsed = view.elapsed_seconds
+        self._next_line_at = elapsed + min(LINES_SECONDS, max(FIRST_LINES_SECONDS, LINES_SHARE * elapsed))
         self.note(line(view))
 
     def note(self, text: str) -> None:

@@ -17,6 +17,7 @@ from rich.text import Text
 from rlsrl.api.role_names import COORDINATOR, EVALUATOR
 from rlsrl.api.spec import Stop
 from rlsrl.local.controller import ProcessState
+from rlsrl.local.goals import RETURN_LABEL, SECONDS_LABEL, Goal, goals, time_left
 from rlsrl.local.worker_report import (
     SILENT,
     UNKNOWN,
@@ -58,21 +59,10 @@ class RunView:
     status_age_seconds: float
     """Seconds since that status arrived."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """One stop condition and its progress."""
-
-    label: str
-    target: float
-    current: float | None
-
     @property
-    def fraction(self) -> float:
-        """Progress from 0 to 1; 0 while unknown. A target of 0 or less has only 0 and 1."""
-        if self.current is None or self.target <= 0:
-            return float(self.current is not None and self.current >= self.target)
-        return min(1.0, max(0.0, self.current / self.target))
+    def goals(self) -> list[Goal]:
+        """The stop conditions that are set, with their progress."""
+        return goals(self.stop, mapping(self.status, "totals"), self.elapsed_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,29 +77,6 @@ class ProcessRow:
     """The reasons for waiting, with their shares."""
     version: str = ""
     stats: str = ""
-
-
-def goals(stop: Stop, totals: Mapping[str, Any], elapsed_seconds: float) -> list[Goal]:
-    """Return the stop conditions that are set, in the spec's order."""
-    trained_seconds = number(totals, "train_seconds")
-    current = {
-        "return_mean": number(totals, "return_mean"),
-        "env_steps": number(totals, "env_steps"),
-        "train_steps": number(totals, "train_steps"),
-        "wall_seconds": elapsed_seconds if trained_seconds is None else trained_seconds,
-    }
-    labels = {
-        "return_mean": "return",
-        "env_steps": "env steps",
-        "train_steps": "train steps",
-        "wall_seconds": "seconds",
-    }
-    targets = {name: getattr(stop, name) for name in labels}
-    return [
-        Goal(label=labels[name], target=float(target), current=current[name])
-        for name, target in targets.items()
-        if target is not None
-    ]
 
 
 def rows(view: RunView) -> list[ProcessRow]:
@@ -145,9 +112,10 @@ def _has_totals(view: RunView) -> bool:
 
 def _figures(view: RunView) -> list[str]:
     totals = mapping(view.status, "totals")
-    texts = {goal.label: _goal_text(goal) for goal in goals(view.stop, totals, view.elapsed_seconds)}
-    texts.pop("seconds", None)  # the line begins with the elapsed seconds
-    return_mean = texts.pop("return", f"return {shown(totals, 'return_mean', '.1f')}")
+    found = view.goals
+    texts = {goal.label: _goal_text(goal) for goal in found}
+    texts.pop(SECONDS_LABEL, None)  # the line begins with the elapsed seconds
+    return_mean = texts.pop(RETURN_LABEL, f"return {shown(totals, 'return_mean', '.1f')}")
     env_steps = texts.pop("env steps", f"env steps {shown(totals, 'env_steps', ',.0f')}")
     return [
         return_mean,
@@ -157,15 +125,18 @@ def _figures(view: RunView) -> list[str]:
         f"lag {shown(totals, 'policy_lag', 'g')}",
         f"version {version(totals)}",
         *_evaluation(view),
+        *_time_left(found),
     ]
 
 
 def render(view: RunView) -> RenderableType:
     """Return the view for a terminal."""
     totals = mapping(view.status, "totals")
-    head = Text.assemble((view.name, "bold"), f"  {_phase(view)}  {view.elapsed_seconds:.1f} s")
+    found = view.goals
+    times = [f"{view.elapsed_seconds:.1f} s", *_time_left(found)]
+    head = Text.assemble((view.name, "bold"), f"  {_phase(view)}  {', '.join(times)}")
     progress = Table.grid(padding=(0, 2))
-    for goal in goals(view.stop, totals, view.elapsed_seconds):
+    for goal in found:
         bar = ProgressBar(total=1.0, completed=goal.fraction, width=30)
         progress.add_row(goal.label, bar, _goal_text(goal).removeprefix(goal.label).strip())
     numbers = Text(
@@ -181,6 +152,11 @@ def render(view: RunView) -> RenderableType:
     for row in rows(view):
         table.add_row(*map(Text, (row.name, row.state, row.busy, row.waits, row.version, row.stats)))
     return Group(head, progress, numbers, *bold, table)
+
+
+def _time_left(found: Sequence[Goal]) -> list[str]:
+    """Return one text, or nothing if the time that is left is unknown."""
+    return [left] if (left := time_left(found)) else []
 
 
 def _evaluation(view: RunView) -> list[str]:
@@ -265,7 +241,7 @@ def _reports(view: RunView) -> dict[int, Mapping[str, Any]]:
 
 
 def _goal_text(goal: Goal) -> str:
-    style = ".1f" if goal.label == "return" else ",.0f"
+    style = ".1f" if goal.label == RETURN_LABEL else ",.0f"
     current = UNKNOWN if goal.current is None else format(goal.current, style)
     target = format(goal.target, ",.0f" if goal.target.is_integer() else ",g")
     return f"{goal.label} {current} of {target}"
