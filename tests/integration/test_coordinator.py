@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,10 @@ from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.terminal import TERMINAL_KEY, UPDATES_SKIPPED, terminal_record
 from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
-from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub
+from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub, RowsStub
 from rlsrl.runtime.activity import CREDIT, END_OF_TRAINING
 from rlsrl.runtime.call_board import EnvironmentCall
-from rlsrl.runtime.coordination import CoordinatorClient, CoordinatorUnavailable, WorkerState
+from rlsrl.runtime.coordination import CoordinatorClient, CoordinatorUnavailable, ProgramRow, WorkerState
 from rlsrl.runtime.identity import POD_VARIABLE
 from rlsrl.runtime.join_session import JoinError, JoinRefused, JoinRequest, JoinSession, JoinTimeout
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, PageRecord
@@ -331,14 +331,14 @@ def test_parts_of_a_log_are_acknowledged_and_kept_once_at_the_workers_own_index(
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        ([pb.LogPart(sequence=0, text=bytes(MAX_LOG_BYTES + 1))], "a log of more than 1048576 bytes"),
+        ([pb.LogPart(sequence=0, text=bytes(MAX_LOG_BYTES + 1))], "heartbeat: a log of more than 1048576 bytes"),
         ([pb.LogPart(sequence=1), pb.LogPart(sequence=1)], "the sequence numbers of parts of the log must rise from 0"),
         ([pb.LogPart(sequence=-1)], "the sequence numbers of parts of the log must rise from 0"),
     ],
     ids=["long", "repeated", "negative"],
 )
 def test_an_invalid_log_is_refused(talk: Talk, parts: list[pb.LogPart], reason: str) -> None:
-    assert talk(parts)[-1].refused.reason == f"heartbeat: {reason}"
+    assert talk(parts)[-1].refused.reason == reason
 
 
 def test_the_status_has_what_workers_report(start: Start, join: Join) -> None:
@@ -547,6 +547,52 @@ def test_a_full_disk_leaves_rows_with_the_worker_until_it_has_space(start: Start
     assert [row["sequence"] for row in coordinator.rows()] == list(range(102))
     assert coordinator.log().count("] rows_not_written") == 1
     assert "rejoined" not in coordinator.log(), "the stream has stayed open"
+
+
+def test_a_row_of_a_program_is_stored_once_beside_the_trainers(start: Start, join: Join) -> None:
+    coordinator = start()
+    trainer = join(coordinator, role="trainer", index=0, attempt=1)
+    trainer.record(1, {"env_steps": 10.0})
+    until(lambda: trainer.unacknowledged == 0, "the trainer's row is stored")
+    rows = [ProgramRow(sequence=number, step=1, wall=5.0, scalars={"own/score": float(number)}) for number in range(3)]
+    instance = str(uuid.uuid4())
+    with closing(CoordinatorClient(coordinator.address, TOKEN)) as client:
+        client.add_rows(instance, rows[:2], DEADLINE)
+        client.add_rows(instance, rows, DEADLINE)  # as after a reply that was lost
+        client.add_rows(str(uuid.uuid4()), rows[:1], DEADLINE)
+    found = [(row["role"], row["step"], row["scalars"]) for row in coordinator.rows()]
+    assert found == [
+        ("trainer", 1, {"env_steps": 10.0}),
+        *(("program", 1, {"own/score": float(number)}) for number in (0, 1, 2, 0)),
+    ]
+    coordinator.process.kill()
+    coordinator.process.wait()
+    with closing(CoordinatorClient(start().address, TOKEN)) as client:
+        client.add_rows(instance, rows, DEADLINE)
+    assert len(coordinator.rows()) == 5, "a coordinator that restarts knows what is stored"
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (pb.ProgramRows(instance="me"), "instance 'me' is not a UUID"),
+        (pb.ProgramRows(records=[pb.Record(scalars={"env_steps": 1.0})]), "the name 'env_steps' is not allowed"),
+        (pb.ProgramRows(records=[pb.Record(scalars={"own/" + "x" * 200: 1.0})]), "have at most 200 characters"),
+        (pb.ProgramRows(records=[pb.Record(sequence=1), pb.Record(sequence=1)]), "must rise from 0"),
+        (pb.ProgramRows(records=[pb.Record(step=-1)]), "must not be negative"),
+    ],
+)
+def test_malformed_rows_of_a_program_are_refused(
+    shared: CoordinatorProcess, message: pb.ProgramRows, reason: str
+) -> None:
+    shared.status()  # waits until it serves
+    before = len(shared.rows())
+    message.instance = message.instance or str(uuid.uuid4())
+    with open_channel(shared.address, None) as channel, pytest.raises(grpc.RpcError) as raised:
+        RowsStub(channel).Add(message, timeout=DEADLINE, metadata=token_metadata(TOKEN), wait_for_ready=True)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    assert reason in raised.value.details()  # type: ignore[attr-defined]
+    assert len(shared.rows()) == before
 
 
 def test_a_follower_of_a_role_learns_the_addresses_of_its_members(start: Start, join: Join) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import rlsrl
+from rlsrl.testing.tensorboard import shown_scalars
 from rlsrl.testing.waiting import until
 
 EXPERIMENT = """
@@ -128,6 +129,55 @@ def test_an_interruption_stores_a_checkpoint_and_the_next_call_resumes(tmp_path:
     assert done.returncode == 0, done.stderr
     assert "attempt 2" in done.stdout
     assert done.stdout.endswith(f"\n{stop}\n")
+
+
+def test_a_program_follows_a_run_logs_its_own_metrics_and_stops_it(tmp_path: Path) -> None:
+    done = call(
+        tmp_path,
+        """
+def follow(progress):
+    seen.append(progress)
+    progress.log({"score": 3 * progress.env_steps})
+    if progress.train_steps >= 2 and len(seen) >= 2:
+        assert progress.run.metrics()["step"].size
+        progress.stop()
+
+seen = []
+run = rlsrl.train(EXPERIMENT, changes={"stop": {"envSteps": 10**9}}, progress=False, on_progress=follow)
+assert run.summary["finished"] and run.summary["reason"] == "now", run.summary
+assert seen[-1].seconds > 0 and seen[-1].seconds_left > 60, seen[-1]
+assert seen[-1].version.startswith("1."), seen[-1]
+own = run.metrics("own")
+assert own["own/score"].tolist() == [3 * each.env_steps for each in seen], (own, seen)
+assert own["step"].tolist() == [each.train_steps for each in seen]
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout
+    shown = {name for name, _, _ in shown_scalars(tmp_path / "runs" / "mine")}
+    assert {"own/score", "env_steps"} <= shown
+
+
+def test_an_error_of_the_program_ends_the_run_cleanly_and_is_raised(tmp_path: Path) -> None:
+    done = call(
+        tmp_path,
+        """
+def follow(progress):
+    raise LookupError("no such score")
+
+changes = {"stop.trainSteps": 10**9}
+try:
+    rlsrl.train(EXPERIMENT, changes=changes, on_progress=follow)
+except LookupError as error:
+    print(error)
+summary = rlsrl.Run("mine").summary
+assert not summary["finished"] and summary["versions"]["last"], summary
+assert rlsrl.train(EXPERIMENT, changes={"stop.trainSteps": summary["train_steps"] + 1}).summary["finished"]
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "The program that watches the run ends it: storing a last checkpoint." in done.stdout
+    assert "\nno such score\n" in done.stdout
 
 
 def test_another_thread_is_refused() -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlsrl.runs import Run, RunFailed, TrainedPolicy, load, train
+    from rlsrl.runs import Run, RunFailed, TrainedPolicy, TrainingProgress, load, train
 
-__all__ = ["Run", "RunFailed", "TrainedPolicy", "load", "train"]
+__all__ = ["Run", "RunFailed", "TrainedPolicy", "TrainingProgress", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:

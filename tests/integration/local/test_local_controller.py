@@ -26,6 +26,7 @@ from rlsrl.local.controller import (
     ProcessState,
     RolePlan,
     RunPlan,
+    Watch,
 )
 from rlsrl.local.run_folder import RunFolder
 from rlsrl.local.supervisor import RestartLimits
@@ -104,6 +105,7 @@ class Stage:
         deadlines: EndDeadlines | None = None,
         oom_kills: Callable[[], int] = lambda: 0,
         edits: Edits | None = None,
+        watch: Watch | None = None,
     ) -> LocalController:
         return LocalController(
             plan=RunPlan(roles=tuple(self.plans), limits=RestartLimits(budget=budget, decay_seconds=600.0)),
@@ -118,6 +120,7 @@ class Stage:
             deadlines=deadlines,
             oom_kills=oom_kills,
             edits=edits,
+            watch=watch,
         )
 
     def lives(self, role: str) -> list[dict]:
@@ -244,6 +247,27 @@ def test_the_evaluators_of_an_interrupted_run_are_asked_to_end(stage: Stage) -> 
     assert stage.display.notes == [
         "Storing a last checkpoint and ending; Ctrl-C again, a second later, kills all processes."
     ]
+
+
+def test_the_watching_program_ends_the_run_as_a_signal_does(stage: Stage) -> None:
+    stage.script("trainer", [READY, {"until": "SIGTERM"}, {"touch": "told"}, {"exit": 0}])
+    os.mkfifo(stage.folder / "ready")
+    reader = os.open(stage.folder / "ready", os.O_RDONLY | os.O_NONBLOCK)
+    looks = []
+
+    def watch() -> bool:
+        looks.append(bool(select.select([reader], [], [], 0)[0]))
+        return looks[-1]
+
+    try:
+        assert stage.controller(watch=watch).run() == Interrupted(signum=signal.SIGINT, killed=False)
+    finally:
+        os.close(reader)
+
+    assert looks[-1]
+    assert looks.count(True) == 1, "it does not look while the run ends"
+    assert (stage.folder / "told").exists()
+    assert stage.display.notes == ["The program that watches the run ends it: storing a last checkpoint."]
 
 
 @pytest.mark.parametrize(

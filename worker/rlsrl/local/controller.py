@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 
 from rlsrl.api.failures import CONFIGURATION_ERROR
 from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
-from rlsrl.local.processes import ChildProcess, count_oom_kills
+from rlsrl.local.processes import ChildProcess, OomKills, count_oom_kills
 from rlsrl.local.signals import SignalInbox
 from rlsrl.local.supervisor import Exit, Fail, RestartLimits, Supervisor
 from rlsrl.runtime.process import worker_environment
@@ -128,10 +128,10 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Interrupted:
-    """A signal ended the run; the run can be resumed."""
+    """A signal or the watching program ended the run; the run can be resumed."""
 
     signum: signal.Signals
-    """The first signal."""
+    """The first signal; SIGINT if the program did."""
     killed: bool
     """Whether a second signal interrupted the clean end: work since the last durable version is lost."""
 
@@ -198,6 +198,11 @@ class Edits(Protocol):
         """Return the plan after edits since the last call; None without an edit. Called at least every two seconds."""
 
 
+Watch = Callable[[], bool]
+"""Looks at the run for the user's own program, at least every two seconds while the run trains. Returns whether the run
+is to end, as after Ctrl-C. Must not raise."""
+
+
 class Display(Protocol):
     """Shows the run. Must not raise: a broken terminal does not end a run."""
 
@@ -226,6 +231,7 @@ class LocalController:
         display: Display,
         launch: LaunchOptions,
         edits: Edits | None = None,
+        watch: Watch | None = None,
         deadlines: EndDeadlines | None = None,
         clock: Callable[[], float] = time.monotonic,
         oom_kills: Callable[[], int] = count_oom_kills,
@@ -236,19 +242,20 @@ class LocalController:
             plan: The first plan.
             launch: How to start every worker.
             edits: Replaces the plan while the run lasts; None: the plan stays.
+            watch: Looks at the run; None: nobody does.
             deadlines: None: the defaults.
             oom_kills: Returns how many processes the kernel has killed for lack of memory.
         """
         self._plans = {role.role: role for role in plan.roles}
         self._supervisor = Supervisor(limits=plan.limits)
         self._edits = edits
+        self._watch = watch
         self._journal = journal
         self._display = display
         self._launch = launch
         self._deadlines = deadlines or EndDeadlines()
         self._clock = clock
-        self._count_oom_kills = oom_kills
-        self._num_oom_kills = oom_kills()
+        self._oom_kills = OomKills(oom_kills)
         self._inbox = SignalInbox()
         self._selector = selectors.DefaultSelector()
         self._children: list[ChildProcess] = []
@@ -305,6 +312,9 @@ class LocalController:
                     "Storing a last checkpoint and ending; Ctrl-C again, a second later, kills all processes."
                 )
                 return Interrupted(signum=self._signals[0], killed=False)
+            if self._watch is not None and self._watch():
+                self._display.note("The program that watches the run ends it: storing a last checkpoint.")
+                return Interrupted(signum=signal.SIGINT, killed=False)
             if self._edits is not None and (plan := self._edits.take()) is not None:
                 self._adopt(plan)
             self._kill_overdue()
@@ -363,7 +373,7 @@ class LocalController:
             trained=self._journal.trained() if child.role == TRAINER else None,
         )
         decision, self._supervisor = self._supervisor.decide(ended)
-        exit_text = describe_exit(code) + self._memory_note(code)
+        exit_text = describe_exit(code) + self._oom_kills.note(code)
         if isinstance(decision, Fail):
             return Failed(
                 process=child.name,
@@ -380,12 +390,6 @@ class LocalController:
         self._journal.count_restart(child.role)
         self._waiting[child.role, child.number] = now + decision.delay_seconds
         return None
-
-    def _memory_note(self, code: int) -> str:
-        """Return a text if the kernel may have killed the process for lack of memory, else nothing."""
-        num_before, self._num_oom_kills = self._num_oom_kills, self._count_oom_kills()
-        is_suspect = code == -signal.SIGKILL and self._num_oom_kills > num_before
-        return " (the kernel has just killed a process for lack of memory)" if is_suspect else ""
 
     def _end(self, *, finished: bool) -> None:
         """End all processes: the trainer first, for its checkpoint; the coordinator last, because it records the rest.

@@ -13,6 +13,7 @@ from rlsrl.api.role_names import EVALUATOR, TRAINER
 from rlsrl.data.episodes import info_statistics
 from rlsrl.data.version import Version
 from rlsrl.parameters.evaluations import FIXED_EVALUATION
+from rlsrl.runtime.coordination import PROGRAM
 
 _FIXED = f"{FIXED_EVALUATION}/"
 
@@ -66,6 +67,11 @@ def training_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
             kept.pop()
         kept.append(row)
     return kept
+
+
+def program_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
+    """Return the rows of programs that followed the run, in the order of writing."""
+    return [row for row in rows if row.role == PROGRAM]
 
 
 def evaluation_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from rlsrl.runtime.tracebacks import end_of_output
@@ -27,6 +27,21 @@ def count_oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
             if name == "oom_kill":
                 return int(value)
     return 0
+
+
+class OomKills:
+    """Says whether the kernel may have killed a process for lack of memory."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        """``count`` returns how many processes the kernel has killed for lack of memory."""
+        self._count = count
+        self._before = count()
+
+    def note(self, code: int) -> str:
+        """Return a text about a process that ended with that code, if the kernel has killed one since the last call."""
+        before, self._before = self._before, self._count()
+        is_suspect = code == -signal.SIGKILL and self._before > before
+        return " (the kernel has just killed a process for lack of memory)" if is_suspect else ""
 
 
 class ChildProcess:

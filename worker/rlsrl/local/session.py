@@ -25,6 +25,7 @@ from rlsrl.local.replay_room import stores_folder
 from rlsrl.local.run_folder import RunFolder
 from rlsrl.local.status_file import StatusFile
 from rlsrl.local.summary import RunFacts, summarize
+from rlsrl.local.view import RunView
 from rlsrl.rpc.auth import TOKEN_VARIABLE, new_token
 from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE
 from rlsrl.runtime.coordination import CoordinatorClient
@@ -42,6 +43,7 @@ def run_life(
     *,
     modules: Path,
     output: TextIO,
+    watch: Callable[[RunView, CoordinatorClient], bool] | None = None,
     command: Sequence[str] = WORKER_COMMAND,
 ) -> RunOutcome:
     """Start or resume the run, show it, and end it. Main thread only.
@@ -51,6 +53,7 @@ def run_life(
         experiment: the experiment of the run.
         modules: the folder in which Python looks first for the user's own modules.
         output: the stream on which the run is shown.
+        watch: looks at the run for the user's own program, see ``rlsrl.local.controller.Watch``.
         command: the command that starts a worker, without its arguments.
 
     Raises:
@@ -82,11 +85,9 @@ def run_life(
                 edits=RunEdits(folder, experiment, note=display.note, on_applied=viewer.adopt),
                 journal=folder,
                 display=display,
+                watch=None if watch is None else lambda: watch(viewer.view(()), client),
                 launch=LaunchOptions(
-                    environment=variables,
-                    logs=folder.logs,
-                    command=command,
-                    keep_fds=(folder.lock_fd,),
+                    environment=variables, logs=folder.logs, command=command, keep_fds=(folder.lock_fd,)
                 ),
             ).run()
     finally:

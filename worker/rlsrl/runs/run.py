@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.edits import recorded_experiment
-from rlsrl.local.metrics_log import MetricsRow, evaluation_rows, read_rows, training_rows
+from rlsrl.local.metrics_log import MetricsRow, evaluation_rows, program_rows, read_rows, training_rows
 from rlsrl.local.run_folder import METRICS, SUMMARY, find_run
 from rlsrl.runs.policy import TrainedPolicy, load
 from rlsrl.workers.build.run_database import RESOLVED
@@ -43,8 +43,9 @@ class Run:
         """
         return recorded_experiment(self.path)
 
-    def metrics(self, kind: Literal["training", "evaluations"] = "training") -> Table:
-        """Return the learning curve: one row for each report of the trainer, or for each evaluated version.
+    def metrics(self, kind: Literal["training", "evaluations", "own"] = "training") -> Table:
+        """Return the learning curve: one row for each report of the trainer, for each evaluated version, or for each
+        call of ``TrainingProgress.log`` (``own``).
 
         Columns: ``step`` (training step), ``wall`` (Unix seconds), and the metrics by name, for example ``env_steps``,
         ``return_mean``, ``train/loss``. NaN: the row has no such value. Rows of training that a resumed run has rolled
@@ -53,7 +54,7 @@ class Run:
         Raises:
             ValueError: there is no such kind.
         """
-        chosen = {"training": training_rows, "evaluations": evaluation_rows}
+        chosen = {"training": training_rows, "evaluations": evaluation_rows, "own": program_rows}
         if kind not in chosen:
             raise ValueError(f"kind is {kind!r}; allowed: {', '.join(chosen)}")
         return _table(chosen[kind](read_rows(self.path / METRICS)))

@@ -24,6 +24,7 @@ from rlsrl.local.folder_check import check_versions
 from rlsrl.local.replay_room import require_room_for_stores
 from rlsrl.local.run_folder import RUNS, RunFolder
 from rlsrl.local.session import draw_curve, run_life, write_summary
+from rlsrl.runs.progress import RunWatch, TrainingProgress
 from rlsrl.runs.run import Run
 
 
@@ -43,6 +44,7 @@ def train(
     run_dir: str | os.PathLike[str] | None = None,
     fresh: bool = False,
     progress: bool = True,
+    on_progress: Callable[[TrainingProgress], object] | None = None,
 ) -> Run:
     """Train an experiment on this machine to its end, as ``rlsrl run`` does, and return its run.
 
@@ -55,7 +57,11 @@ def train(
         changes: Fields by path with their values, for example ``{"seed": 3, "stop.envSteps": 10_000}``.
         run_dir: The run folder; None: ``runs/<name>``.
         fresh: Whether to rename an existing run folder to ``<name>.<n>`` and to start a new run.
-        progress: Whether to print the progress: a live view on a terminal, otherwise a line a minute.
+        progress: Whether to print the progress: a live view on a terminal, otherwise lines: every few
+            seconds at first, later every minute.
+        on_progress: Called about once a second while the run trains. It may log metrics of its own, and stop the run.
+            While it works, workers that die are not restarted, so it returns soon. An error that it raises ends the
+            run as Ctrl-C does, and is raised again.
 
     Raises:
         RunFailed: the run failed.
@@ -76,8 +82,11 @@ def train(
             fresh=fresh,
             modules=modules,
             console=Console(output=output, say=say, warn=say),
+            on_progress=on_progress,
         )
     run = Run(ended.path)
+    if ended.error is not None:
+        raise ended.error
     if ended.failure is not None:
         raise RunFailed(ended.failure, run)
     if isinstance(ended.outcome, Interrupted):
@@ -105,6 +114,8 @@ class EndedRun:
     outcome: RunOutcome
     """Of this life: ``Finished`` if the run had ended before."""
     summary: Mapping[str, Any]
+    error: BaseException | None = None
+    """What ``on_progress`` raised."""
 
     @property
     def failure(self) -> str | None:
@@ -129,7 +140,13 @@ class Console:
 
 
 def train_on_this_machine(
-    given: GivenExperiment, *, run_dir: Path | None, fresh: bool, modules: Path, console: Console
+    given: GivenExperiment,
+    *,
+    run_dir: Path | None,
+    fresh: bool,
+    modules: Path,
+    console: Console,
+    on_progress: Callable[[TrainingProgress], object] | None = None,
 ) -> EndedRun:
     """Train the experiment to its end, or resume its unfinished run. Main thread only.
 
@@ -139,6 +156,7 @@ def train_on_this_machine(
         fresh: Whether to rename an existing run folder to ``<name>.<n>`` and to start a new run.
         modules: The folder in which Python looks first for the user's own modules.
         console: Where the run is shown.
+        on_progress: Called while the run trains, see ``train``.
 
     Raises:
         SpecError: the experiment is invalid; lists every problem.
@@ -159,7 +177,7 @@ def train_on_this_machine(
             _require_room(folder, experiment, modules, console)
         claimed = claim(folder, experiment, as_given=given.text)
         _show_changes(claimed, console)
-        return _run(folder, claimed.experiment, modules, console)
+        return _run(folder, claimed.experiment, modules, console, on_progress)
 
 
 def _num_actors(folder: RunFolder, given: GivenExperiment, modules: Path, console: Console) -> int:
@@ -189,7 +207,13 @@ def _show_changes(claimed: ClaimedRun, console: Console) -> None:
         console.say("the run had ended, and continues")
 
 
-def _run(folder: RunFolder, experiment: RLExperiment, modules: Path, console: Console) -> EndedRun:
+def _run(
+    folder: RunFolder,
+    experiment: RLExperiment,
+    modules: Path,
+    console: Console,
+    on_progress: Callable[[TrainingProgress], object] | None,
+) -> EndedRun:
     """Run an unfinished run."""
     shown = console.shown(folder.path)
     if folder.is_finished():
@@ -203,8 +227,13 @@ def _run(folder: RunFolder, experiment: RLExperiment, modules: Path, console: Co
         for text in lost:
             console.say(f"warning: {text}")
         _require_room(folder, experiment, modules, console)
-    outcome = run_life(folder, experiment, modules=modules, output=console.output)
+    watch = None if on_progress is None else RunWatch(folder.path, on_progress)
+    outcome = run_life(
+        folder, experiment, modules=modules, output=console.output, watch=None if watch is None else watch.look
+    )
     summary = write_summary(folder, experiment)
     if (problem := draw_curve(folder, experiment)) is not None:
         console.warn(f"no curve.png: {problem}")
-    return EndedRun(path=folder.path, outcome=outcome, summary=summary)
+    if watch is not None and watch.num_unsent:
+        console.warn(f"warning: the last {watch.num_unsent} rows that on_progress logged are lost: the run has ended")
+    return EndedRun(path=folder.path, outcome=outcome, summary=summary, error=None if watch is None else watch.error)

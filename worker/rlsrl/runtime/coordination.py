@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self, TypeVar, cast
@@ -14,9 +14,13 @@ import grpc
 from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.tls import Tls
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
-from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub, LogsStub
+from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub, LogsStub, RowsStub
 from rlsrl.runtime.call_board import EnvironmentCall
 
+PROGRAM = "program"
+"""Stands for the role in rows of programs that follow a run."""
+OWN_PREFIX = "own/"
+"""All names of such a program's metrics begin with it, and no other names do."""
 BREAK_SECONDS = 0.1
 """Seconds between two attempts of a call that lost its connection."""
 
@@ -51,6 +55,20 @@ class WorkerLog:
     """UTF-8, except where a cut broke a character."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProgramRow:
+    """A row of metrics of a program that follows the run."""
+
+    sequence: int
+    """Number of the row, from 0."""
+    step: int
+    """Training step."""
+    wall: float
+    """Unix seconds."""
+    scalars: Mapping[str, float]
+    """By name, which begins with ``OWN_PREFIX``."""
+
+
 class CoordinatorUnavailable(Exception):
     """The coordinator did not answer or refused the call; the text says which."""
 
@@ -71,6 +89,7 @@ class CoordinatorClient:
         self._channel = open_channel(address, tls)
         self._stub = CoordinatorStub(self._channel)
         self._logs = LogsStub(self._channel)
+        self._rows = RowsStub(self._channel)
         self._metadata = token_metadata(token)
 
     def status(self, timeout: float) -> dict[str, Any]:
@@ -117,6 +136,17 @@ class CoordinatorClient:
             for call in calls
         ]
         self._call(self._stub.ReportCalls, pb.CallReport(process=process, calls=messages, limit=limit), timeout)
+
+    def add_rows(self, instance: str, rows: Sequence[ProgramRow], timeout: float) -> None:
+        """Store rows, by ascending sequence. A row that was sent before, with the same ``instance``, is stored once.
+
+        Raises:
+            CoordinatorUnavailable: no answer within ``timeout`` seconds, or the coordinator does not take the rows.
+        """
+        records = [
+            pb.Record(sequence=row.sequence, step=row.step, wall_time=row.wall, scalars=row.scalars) for row in rows
+        ]
+        self._call(self._rows.Add, pb.ProgramRows(instance=instance, records=records), timeout)
 
     def close(self) -> None:
         """Close the connection. Waiting calls fail."""

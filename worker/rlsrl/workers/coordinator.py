@@ -30,7 +30,11 @@ from rlsrl.parameters.service import ParameterService
 from rlsrl.parameters.terminal import withdraw_failure
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.tls import Tls
-from rlsrl.rpc.v1.coordinator_pb2_grpc import add_CoordinatorServicer_to_server, add_LogsServicer_to_server
+from rlsrl.rpc.v1.coordinator_pb2_grpc import (
+    add_CoordinatorServicer_to_server,
+    add_LogsServicer_to_server,
+    add_RowsServicer_to_server,
+)
 from rlsrl.runtime.addresses import forwarded_address, own_address
 from rlsrl.runtime.durable import make_folder
 from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
@@ -43,6 +47,7 @@ from rlsrl.workers.coordinator_state import take_over
 from rlsrl.workers.kept_logs import LOGS_FOLDER, KeptLogs, LogCopies
 from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.log_service import LogService
+from rlsrl.workers.row_service import RowService
 from rlsrl.workers.status import ExperimentInfo
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Options
@@ -340,6 +345,7 @@ class CoordinatorServer:
         server = new_server(self._token, on_unauthenticated=self._metrics.strangers_refused.labels(kind="call").inc)
         add_CoordinatorServicer_to_server(self.service, server)
         add_LogsServicer_to_server(self._logs, server)
+        add_RowsServicer_to_server(RowService(self.service.rows), server)
         parameters.add_to(server)
         address = self._config.serving([self._config.coordinator_address], 0)
         bind(server, own_address(address), self._tls)

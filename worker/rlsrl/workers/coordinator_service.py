@@ -31,6 +31,7 @@ from rlsrl.workers.leadership import Superseded
 from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.leases import Claim, Lease, LeaseRefusal, Leases, Wait
 from rlsrl.workers.members import Members
+from rlsrl.workers.row_service import RowWriter
 from rlsrl.workers.run_progress import RunProgress
 from rlsrl.workers.status import ExperimentInfo
 from rlsrl.workers.worker_messages import (
@@ -71,31 +72,6 @@ RoleSettings = Mapping[str, Mapping[str, Any]]
 """Values of live settings, by role (see ``rlsrl.api.live``)."""
 Pauses = Callable[[str, int], bool]
 """Says whether the worker of a role with an index is paused."""
-
-
-class RowWriter:
-    """Stores the workers' rows of the learning curve. While the disk fails, each sweep tries again."""
-
-    def __init__(self, curve: LearningCurve, log: structlog.stdlib.BoundLogger) -> None:
-        self._curve = curve
-        self._log = log
-        self._is_failing = False
-        """Whether the disk did not take the last rows."""
-        self.num_rows = 0
-        """Rows stored."""
-
-    def write(self, stream: WorkerStream) -> None:
-        """Store the rows that have come by this stream, and acknowledge them."""
-        try:
-            self.num_rows += self._curve.append(stream.unwritten)
-        except OSError:
-            if not self._is_failing:  # Once: the worker keeps the rows, and a full disk may stay full for hours.
-                self._log.exception("rows_not_written")
-            self._is_failing = True
-            return
-        self._is_failing = False
-        stream.acknowledge_rows(stream.unwritten[-1].sequence)
-        stream.unwritten.clear()
 
 
 class CoordinatorService(CoordinatorServicer):
@@ -363,7 +339,7 @@ class CoordinatorService(CoordinatorServicer):
         if heartbeat.log_parts:
             await _keep_log(self._logs, stream, log_parts_of(heartbeat))
         if heartbeat.records:
-            stream.unwritten.extend(rows_of(heartbeat, claim))
+            stream.unwritten.extend(rows_of(heartbeat.records, claim))
             self.rows.write(stream)
         return None
 

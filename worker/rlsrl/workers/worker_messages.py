@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import math
 import uuid
+from collections.abc import Sequence
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -14,7 +15,7 @@ from grpc import aio
 from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.call_board import CALL_NAMES, EnvironmentCall
-from rlsrl.runtime.coordination import WorkerState
+from rlsrl.runtime.coordination import OWN_PREFIX, PROGRAM, WorkerState
 from rlsrl.runtime.errors import shortened
 from rlsrl.runtime.interval_metrics import MAX_INTERVAL_METRICS, MAX_NAME_LENGTH
 from rlsrl.runtime.ledger import MAX_RECORD_BYTES, LedgerError, PageRecord
@@ -72,10 +73,7 @@ def claim_of(hello: pb.Hello) -> Claim:
     Raises:
         MalformedMessage: a field is missing or out of range.
     """
-    try:
-        instance = str(uuid.UUID(hello.instance))
-    except ValueError as error:
-        raise MalformedMessage(f"hello: instance {hello.instance!r} is not a UUID") from error
+    instance = _uuid(hello.instance)
     if hello.HasField("incarnation") and not hello.HasField("index"):
         raise MalformedMessage("hello: an incarnation without its index")
     if min(hello.index, hello.incarnation, hello.attempt, hello.pid) < 0:
@@ -153,15 +151,28 @@ def log_parts_of(heartbeat: pb.Heartbeat) -> list[pb.LogPart]:
     return parts
 
 
-def rows_of(heartbeat: pb.Heartbeat, claim: Claim) -> list[CurveRow]:
-    """Return the learning-curve rows in a heartbeat of the worker with that claim.
+def program_rows_of(message: pb.ProgramRows) -> list[CurveRow]:
+    """Return the rows of a program that follows the run.
+
+    Raises:
+        MalformedMessage: as ``rows_of``; the instance is not a UUID, or a name lacks the prefix or is too long.
+    """
+    names = [name for record in message.records for name in record.scalars]
+    if wrong := [name for name in names if not name.startswith(OWN_PREFIX) or len(name) > MAX_NAME_LENGTH]:
+        allowed = f"begin with {OWN_PREFIX} and have at most {MAX_NAME_LENGTH} characters"
+        raise MalformedMessage(f"the name {shortened(wrong[0])!r} is not allowed: names {allowed}")
+    return rows_of(message.records, Claim(role=PROGRAM, instance=_uuid(message.instance)))
+
+
+def rows_of(records: Sequence[pb.Record], claim: Claim) -> list[CurveRow]:
+    """Return the rows of the learning curve that the worker with that claim has sent in one message.
 
     Raises:
         MalformedMessage: sequence numbers do not rise, or a step is negative.
     """
-    _check_sequences("records", [record.sequence for record in heartbeat.records])
-    if any(record.step < 0 for record in heartbeat.records):
-        raise MalformedMessage("heartbeat: the step of a record must not be negative")
+    _check_sequences("records", [record.sequence for record in records])
+    if any(record.step < 0 for record in records):
+        raise MalformedMessage("the step of a record must not be negative")
     return [
         CurveRow(
             step=record.step,
@@ -173,10 +184,17 @@ def rows_of(heartbeat: pb.Heartbeat, claim: Claim) -> list[CurveRow]:
             instance=claim.instance,
             sequence=record.sequence,
         )
-        for record in heartbeat.records
+        for record in records
     ]
+
+
+def _uuid(instance: str) -> str:
+    try:
+        return str(uuid.UUID(instance))
+    except ValueError as error:
+        raise MalformedMessage(f"instance {shortened(instance)!r} is not a UUID") from error
 
 
 def _check_sequences(what: str, sequences: list[int]) -> None:
     if any(later <= earlier for earlier, later in itertools.pairwise([-1, *sequences])):
-        raise MalformedMessage(f"heartbeat: the sequence numbers of {what} must rise from 0")
+        raise MalformedMessage(f"the sequence numbers of {what} must rise from 0")

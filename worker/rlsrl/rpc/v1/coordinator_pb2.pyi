@@ -769,6 +769,47 @@ class CallReply(_message.Message):
 Global___CallReply: _TypeAlias = CallReply  # noqa: Y015
 
 @_typing.final
+class ProgramRows(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    instance: _builtins.str
+    """UUID of the program's watch over this run."""
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]:
+        """By ascending sequence. All names of scalars begin with "own/"."""
+
+    def __init__(
+        self,
+        *,
+        instance: _builtins.str = ...,
+        records: _abc.Iterable[Global___Record] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProgramRows: _TypeAlias = ProgramRows  # noqa: Y015
+
+@_typing.final
+class ProgramRowsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProgramRowsReply: _TypeAlias = ProgramRowsReply  # noqa: Y015
+
+@_typing.final
 class LogsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -189,6 +189,82 @@ class Coordinator:
             _registered_method=True)
 
 
+class RowsStub:
+    """Metrics of a program that follows the run, such as a script or a notebook that calls rlsrl.train.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Add = channel.unary_unary(
+                '/rlsrl.rpc.v1.Rows/Add',
+                request_serializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.ProgramRows.SerializeToString,
+                response_deserializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.ProgramRowsReply.FromString,
+                _registered_method=True)
+
+
+class RowsServicer:
+    """Metrics of a program that follows the run, such as a script or a notebook that calls rlsrl.train.
+    """
+
+    def Add(self, request, context):
+        """The reply says that the rows are stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RowsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Add': grpc.unary_unary_rpc_method_handler(
+                    servicer.Add,
+                    request_deserializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.ProgramRows.FromString,
+                    response_serializer=rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.ProgramRowsReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'rlsrl.rpc.v1.Rows', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('rlsrl.rpc.v1.Rows', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Rows:
+    """Metrics of a program that follows the run, such as a script or a notebook that calls rlsrl.train.
+    """
+
+    @staticmethod
+    def Add(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlsrl.rpc.v1.Rows/Add',
+            rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.ProgramRows.SerializeToString,
+            rlsrl_dot_rpc_dot_v1_dot_coordinator__pb2.ProgramRowsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class LogsStub:
     """What the coordinator keeps of the workers' logs.
     """

@@ -92,6 +92,37 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
+class RowsStub:
+    """Metrics of a program that follows the run, such as a script or a notebook that calls rlsrl.train."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> RowsAsyncStub: ...
+    Add: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ProgramRows, _coordinator_pb2.ProgramRowsReply]
+    """The reply says that the rows are stored."""
+
+@_typing.type_check_only
+class RowsAsyncStub(RowsStub):
+    """Metrics of a program that follows the run, such as a script or a notebook that calls rlsrl.train."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Add: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ProgramRows, _coordinator_pb2.ProgramRowsReply]  # type: ignore[assignment]
+    """The reply says that the rows are stored."""
+
+class RowsServicer(metaclass=_abc_1.ABCMeta):
+    """Metrics of a program that follows the run, such as a script or a notebook that calls rlsrl.train."""
+
+    @_abc_1.abstractmethod
+    def Add(
+        self,
+        request: _coordinator_pb2.ProgramRows,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.ProgramRowsReply, _abc.Awaitable[_coordinator_pb2.ProgramRowsReply]]:
+        """The reply says that the rows are stored."""
+
+def add_RowsServicer_to_server(servicer: RowsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
 class LogsStub:
     """What the coordinator keeps of the workers' logs."""
 

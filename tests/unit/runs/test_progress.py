@@ -1,0 +1,109 @@
+"""What a program that follows a run gets, and how the rows that it logs reach the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import rlsrl
+from rlsrl.api.spec import Stop
+from rlsrl.local.view import RunView
+from rlsrl.runs.progress import MAX_ROWS_A_MESSAGE, RunWatch
+from rlsrl.runtime.coordination import CoordinatorClient, CoordinatorUnavailable, ProgramRow
+
+
+class Client:
+    """A coordinator that takes rows while ``is_there``."""
+
+    def __init__(self) -> None:
+        self.is_there = True
+        self.messages: list[list[int]] = []
+        self.instances: set[str] = set()
+
+    def add_rows(self, instance: str, rows: Sequence[ProgramRow], timeout: float) -> None:
+        if not self.is_there:
+            raise CoordinatorUnavailable("gone")
+        self.instances.add(instance)
+        self.messages.append([row.sequence for row in rows])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "resolved.json").write_text("{}")
+    return tmp_path
+
+
+def view(**totals: Any) -> RunView:
+    return RunView(
+        name="toy",
+        stop=Stop(env_steps=100, return_mean=475.0),
+        elapsed_seconds=12.0,
+        processes=(),
+        status={"totals": totals},
+        status_age_seconds=0.0,
+    )
+
+
+def looks(watch: RunWatch, client: Client, *views: RunView) -> list[bool]:
+    return [watch.look(each, cast("CoordinatorClient", client)) for each in views]
+
+
+def test_the_function_gets_each_new_status_with_numbers(folder: Path) -> None:
+    seen: list[rlsrl.TrainingProgress] = []
+    watch = RunWatch(folder, seen.append)
+    first = view(env_steps=20.0, train_steps=2.0, env_steps_per_second=8.0, version="1.2")
+    later = view(env_steps=40.0, train_steps=4.0, return_mean=9.5, env_steps_per_second=None)
+    assert looks(watch, Client(), view(env_steps=None), first, first, later) == [False] * 4
+    assert [(each.env_steps, each.train_steps, each.return_mean) for each in seen] == [(20, 2, None), (40, 4, 9.5)]
+    assert [(each.seconds, each.seconds_left) for each in seen] == [(12.0, 10.0), (12.0, None)]
+    assert [each.version for each in seen] == ["1.2", None]
+    assert seen[0].run.path == folder
+
+
+def test_rows_are_sent_again_until_the_coordinator_has_stored_them(folder: Path) -> None:
+    def log_many(progress: rlsrl.TrainingProgress) -> None:
+        for _ in range(MAX_ROWS_A_MESSAGE):
+            progress.log({"score": 1})
+
+    watch, client = RunWatch(folder, log_many), Client()
+    client.is_there = False
+    looks(watch, client, view(env_steps=1))
+    looks(watch, client, view(env_steps=2))
+    assert watch.num_unsent == 2 * MAX_ROWS_A_MESSAGE
+    client.is_there = True
+    looks(watch, client, *[view(env_steps=None)] * 3)
+    assert [(message[0], message[-1]) for message in client.messages] == [(0, 255), (256, 511)]
+    assert len(client.instances) == 1
+    assert not watch.num_unsent
+
+
+def log(metrics: dict[Any, Any]) -> Callable[[rlsrl.TrainingProgress], object]:
+    return lambda progress: progress.log(metrics)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [
+        ({"": 1.0}, "the name of a metric has 1 to 196 characters, not 0: ''"),
+        ({"x" * 197: 1.0}, "the name of a metric has 1 to 196 characters, not 197"),
+        ({"score": "high"}, "could not convert string to float: 'high'"),
+    ],
+)
+def test_metrics_that_are_none_end_the_run_with_their_error(folder: Path, metrics: dict[Any, Any], reason: str) -> None:
+    watch = RunWatch(folder, log(metrics))
+    assert looks(watch, Client(), view(env_steps=1)) == [True]
+    assert isinstance(watch.error, ValueError)
+    assert str(watch.error).startswith(reason)
+    assert not watch.num_unsent
+
+
+def test_an_exit_of_the_program_ends_the_run_cleanly_first(folder: Path) -> None:
+    def leave(_: rlsrl.TrainingProgress) -> None:
+        raise SystemExit(3)
+
+    watch = RunWatch(folder, leave)
+    assert looks(watch, Client(), view(env_steps=1)) == [True]
+    assert isinstance(watch.error, SystemExit)
