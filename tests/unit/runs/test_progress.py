@@ -100,6 +100,16 @@ def test_metrics_that_are_none_end_the_run_with_their_error(folder: Path, metric
     assert not watch.num_unsent
 
 
+def test_after_the_end_of_the_run_nothing_is_taken(folder: Path) -> None:
+    kept: list[rlsrl.TrainingProgress] = []
+    watch = RunWatch(folder, kept.append)
+    looks(watch, Client(), view(env_steps=1))
+    watch.close()
+    for late in (lambda: kept[0].log({"score": 1.0}), kept[0].stop):
+        with pytest.raises(RuntimeError, match="the run has ended"):
+            late()
+
+
 def test_an_exit_of_the_program_ends_the_run_cleanly_first(folder: Path) -> None:
     def leave(_: rlsrl.TrainingProgress) -> None:
         raise SystemExit(3)

@@ -7,6 +7,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,16 @@ class TrainingProgress:
 
         Raises:
             ValueError: a name is empty or too long, or a value is not a number.
+            RuntimeError: the run has ended.
         """
         self._watch.log(self.train_steps, {_own_name(name): float(value) for name, value in metrics.items()})
 
     def stop(self) -> None:
-        """Let the run end at its next step, as at one of its limits."""
+        """Let the run end at its next step, as at one of its limits.
+
+        Raises:
+            RuntimeError: the run has ended.
+        """
         self._watch.stop()
 
 
@@ -72,6 +78,7 @@ class RunWatch:
         self._instance = str(uuid.uuid4())
         self._next_row = 0
         self._unsent: deque[ProgramRow] = deque()
+        self._is_over = False
         self.error: BaseException | None = None
         """What the function raised."""
 
@@ -93,13 +100,19 @@ class RunWatch:
         self._send(client)
         return self.error is not None
 
+    def close(self) -> None:
+        """Take nothing more: the run has ended."""
+        self._is_over = True
+
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Send a row after this look."""
+        self._require_running()
         self._unsent.append(ProgramRow(sequence=self._next_row, step=step, wall=time.time(), scalars=scalars))
         self._next_row += 1
 
     def stop(self) -> None:
         """Ask the run to end, as ``rlsrl control RUN stop`` does."""
+        self._require_running()
         record = read_record(self._folder)
         assert record is not None, "the run has begun"
 
@@ -107,6 +120,10 @@ class RunWatch:
             return overrides_of(control_changes(experiment.spec, "stop", role=None, index=None, now=""))
 
         ask(self._folder, record, stopping)
+
+    def _require_running(self) -> None:
+        if self._is_over:
+            raise RuntimeError("the run has ended: call log() and stop() within on_progress")
 
     def _progress(self, view: RunView, env_steps: int) -> TrainingProgress:
         totals = mapping(view.status, "totals")
@@ -122,7 +139,7 @@ class RunWatch:
         )
 
     def _send(self, client: CoordinatorClient) -> None:
-        rows = [row for row, _ in zip(self._unsent, range(MAX_ROWS_A_MESSAGE), strict=False)]
+        rows = list(islice(self._unsent, MAX_ROWS_A_MESSAGE))
         if not rows:
             return
         try:

@@ -234,6 +234,9 @@ def _run(
     summary = write_summary(folder, experiment)
     if (problem := draw_curve(folder, experiment)) is not None:
         console.warn(f"no curve.png: {problem}")
-    if watch is not None and watch.num_unsent:
+    if watch is None:
+        return EndedRun(path=folder.path, outcome=outcome, summary=summary)
+    watch.close()
+    if watch.num_unsent:
         console.warn(f"warning: the last {watch.num_unsent} rows that on_progress logged are lost: the run has ended")
-    return EndedRun(path=folder.path, outcome=outcome, summary=summary, error=None if watch is None else watch.error)
+    return EndedRun(path=folder.path, outcome=outcome, summary=summary, error=watch.error)
