@@ -4,7 +4,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := operator,rpc,env,http,mujoco,box2d,atari,wandb,torch,objectstore,local,dev
+EXTRAS := operator,rpc,env,http,mujoco,box2d,atari,wandb,torch,onnx,objectstore,local,dev
 STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 
 # If this is set, each of the many short processes compiles all our modules again.

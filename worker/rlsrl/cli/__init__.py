@@ -26,6 +26,7 @@ COMMANDS = {
     "eval": _Entry("rlsrl.cli.eval:evaluate", "Play a run's policy and report its returns."),
     "plot": _Entry("rlsrl.cli.plot:plot", "Draw the learning curves of runs."),
     "params": _Entry("rlsrl.cli.params:params", "List, show, tag, export and prune a run's weights."),
+    "export": _Entry("rlsrl.cli.export:export", "Write a run's policy for programs without rlsrl."),
     "status": _Entry("rlsrl.cli.status:status", "Show the state of an experiment on the cluster."),
     "top": _Entry("rlsrl.cli.top:top", "Show the workers of a run live: load, waits, throughput."),
     "why": _Entry("rlsrl.cli.why:why", "Explain why an experiment on the cluster does not train."),

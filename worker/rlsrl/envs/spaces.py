@@ -157,6 +157,19 @@ def _action_parts(space: gymnasium.Space[Any], path: str) -> Iterator[ActionPart
         )
 
 
+def action_leaves(space: gymnasium.Space[Any], path: str = ACTION) -> dict[str, gymnasium.Space[Any]]:
+    """Return the spaces of an action's arrays by path, in the order of their entries: itself, or those of a Tuple."""
+    from gymnasium import spaces
+
+    if not isinstance(space, spaces.Tuple):
+        return {path: space}
+    return {
+        leaf: found
+        for place, part in enumerate(space)
+        for leaf, found in action_leaves(part, f"{path}/{place}").items()
+    }
+
+
 def action_decoder(space: gymnasium.Space[Any]) -> Callable[[NDArray[Any]], Sequence[Any]]:
     """Return a function from actions as policies choose them, [N, ...], to the actions that N environments take.
 

@@ -230,7 +230,7 @@ def action_values(outputs: Tensor, value: Tensor | None, *, quantiles: int) -> H
             the values themselves.
         quantiles: K.
     """
-    found = outputs.reshape(len(outputs), -1, quantiles)
+    found = outputs.reshape(outputs.shape[0], -1, quantiles)
     if value is not None:
         found = value.unsqueeze(1) + found - found.mean(dim=1, keepdim=True)
     if quantiles == 1:

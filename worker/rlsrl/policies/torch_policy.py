@@ -43,7 +43,8 @@ class TorchPolicy(Policy):
         """The network as a function of any parameters, for the loss."""
         self.layout = self.pure.layout
         """The places of the parameters in the flat vector."""
-        self._network = network
+        self.network = network
+        """The network itself: its parameters are views of the loaded weights."""
         self._vector = self.layout.flatten(network)
         self.device = self._vector.device
         """The device that evaluates the network."""
@@ -77,7 +78,7 @@ class TorchPolicy(Policy):
                 f"{self.layout.digest} ({self.layout.num_parameters})"
             )
         assign(self._vector, parameters.vector)
-        self._distribution = _distribution_function(self._network)
+        self._distribution = _distribution_function(self.network)
         self._statistics = parameters.statistics
         self._epsilon = epsilon_of(parameters.statistics)
         self._log_deviation = log_deviation_of(parameters.statistics)
@@ -117,7 +118,7 @@ class TorchPolicy(Policy):
 
     @override
     def export(self) -> ExportedActor | None:
-        network, parts = self._network, self.env_spec.action.parts
+        network, parts = self.network, self.env_spec.action.parts
         exported = network.export_actor(self.layout) if isinstance(network, ExportableNetwork) else None
         if exported is not None and exported.head.parts != parts:
             raise ExportMismatch(

@@ -14,6 +14,7 @@ from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.local.run_folder import find_run
 from rlsrl.policies.acting import LocalActor
 from rlsrl.runs.stored_version import StoredVersion, find_modules, load_exported, load_version, ref_of
+from rlsrl.runtime.durable import write_durably
 from rlsrl.workers.build.common import environment_interface_of, exported_actor, local_actor, torch_policy
 from rlsrl.workers.build.run_database import RESOLVED
 from rlsrl.workers.evaluation import acting_noise
@@ -63,6 +64,24 @@ class TrainedPolicy:
             self._actors[deterministic] = self._actor(greedy=deterministic)
         (action,) = self._interface.actions(self._actors[deterministic].act(self._interface.arrays(observation)))
         return action
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the policy to a file for programs without rlsrl, or replace the file.
+
+        The path's suffix chooses the form: ``.pt2`` is a torch program, ``.onnx`` a graph, which needs the extra
+        ``onnx``, and ``.safetensors`` the weights alone, by the names of the network's parameters. Programs and graphs
+        take raw observations, [N, *shape] each, and return the most probable actions. The file is compared with the
+        policy on 1000 observations before it is written.
+
+        Raises:
+            ValueError: the suffix is another one.
+            ExportRefused: the network cannot be traced, a package is missing, or the outputs differ from the policy's.
+            OSError: the file cannot be written.
+        """
+        from rlsrl.runs.export import export_version, format_of
+
+        target = Path(path)
+        write_durably(target, export_version(self._stored, format_of(target)))
 
     def _actor(self, *, greedy: bool) -> _OneStep:
         stored, spec = self._stored, self._interface.spec

@@ -11,7 +11,7 @@ from rlsrl.api.load import load_text
 from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import resolve
 from rlsrl.api.role_configs import POLICY_NAME
-from rlsrl.data.specs import ArraySpec
+from rlsrl.data.specs import Arrays, ArraySpec
 from rlsrl.data.version import Version
 from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.parameters.filesystem import FilesystemParameterDB
@@ -59,10 +59,13 @@ def push(
     layout: str,
     exported: ExportedActor | None,
     interface: EnvironmentInterface | None = None,
+    statistics: Arrays | None = None,
     tag: str = "",
 ) -> None:
     """Store version 1.``step`` in a run folder; without ``interface`` it does not say of which spaces it is."""
-    parameters = Parameters(version=Version(1, step), vector=np.array(weights, np.float32), layout=layout)
+    parameters = Parameters(
+        version=Version(1, step), vector=np.array(weights, np.float32), layout=layout, statistics=statistics or {}
+    )
     metadata = {EXPORTED_ACTOR_KEY: None if exported is None else exported.to_json()}
     if interface is not None:
         metadata[INTERFACE_KEY] = interface.to_json()

@@ -1,0 +1,65 @@
+"""``rlsrl export``: write a stored policy for programs without rlsrl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rlsrl.cli.errors import UserError
+
+if TYPE_CHECKING:
+    from rlsrl.runs.export import ExportFormat
+
+FORMATS = ("torch", "onnx", "safetensors")
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--format", "kind", type=click.Choice(FORMATS), required=True, help="The form of the file.")
+@click.option("--version", metavar="VERSION", help="A version such as 1.2500; by default the newest.")
+@click.option("--tag", metavar="TAG", help="The version with this tag.")
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    help="The file to write; by default the name of the run and the version, in the current folder.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def export(
+    run: Path, kind: ExportFormat, version: str | None, tag: str | None, output: Path | None, force: bool
+) -> None:
+    """Write the policy of RUN to a file for programs without rlsrl.
+
+    torch: a program that `torch.export.load` reads. onnx: a graph for onnxruntime and others (needs the extra onnx).
+    Both take raw observations and return the most probable actions: normalisation, action mask and scaling are inside.
+    safetensors: the weights alone, by the names of the network's parameters. A file is compared with the policy on 1000
+    observations before it is written.
+    """
+    from rlsrl.cli.runs import find_run
+    from rlsrl.envs.codec import CodecError
+    from rlsrl.local.run_folder import RunFolderError
+    from rlsrl.parameters.protocols import ParameterError
+    from rlsrl.policies.exported import LayoutMismatch
+    from rlsrl.runs.export import CHECKED, SUFFIXES, ExportRefused, export_version
+    from rlsrl.runs.stored_version import find_modules, load_version, ref_of
+    from rlsrl.runtime.durable import write_durably
+    from rlsrl.runtime.errors import ConfigurationError
+    from rlsrl.workers.build.run_database import RESOLVED
+
+    folder = find_run(run, RESOLVED)
+    try:
+        find_modules(folder)
+        stored = load_version(folder, ref_of(version, tag))
+        target = output or Path(f"{folder.name}-{stored.parameters.version}{SUFFIXES[kind]}")
+        if target.exists() and not force:
+            raise UserError(f"{target} exists; --force replaces it")
+        if not target.parent.is_dir():
+            raise UserError(f"the folder {target.parent} does not exist")
+        data = export_version(stored, kind)
+        write_durably(target, data)
+    except (CodecError, ConfigurationError, ExportRefused, LayoutMismatch, ParameterError, RunFolderError) as error:
+        raise UserError(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"the file cannot be written: {error}") from error
+    compared = "its weights read back" if kind == "safetensors" else f"equal to the policy on {CHECKED} observations"
+    click.echo(f"{stored.parameters.version}: {target} ({len(data):,} bytes), {compared}")
