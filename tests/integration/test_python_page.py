@@ -35,6 +35,6 @@ def test_the_blocks_run(tmp_path: Path) -> None:
     assert "cartpole envSteps" in lines
     followed, acted, exported, figures = lines[-4:]
     assert re.fullmatch(r"now with score 0\.\d\d", followed)
-    assert re.fullmatch(r"version 2\.\d+: return \d+\.0", acted)
+    assert re.fullmatch(r"version [12]\.\d+: return \d+\.0", acted)
     assert exported == "the last logits: (1, 2)"
     assert re.fullmatch(r"\d+ rows: step, wall, .*env_steps.*", figures)

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import rlsrl
+from rlsrl.cli import main
 from rlsrl.testing.tensorboard import shown_scalars
 from rlsrl.testing.waiting import until
 
@@ -138,7 +140,7 @@ def test_a_program_follows_a_run_logs_its_own_metrics_and_stops_it(tmp_path: Pat
 def follow(progress):
     seen.append(progress)
     progress.log({"score": 3 * progress.env_steps})
-    if progress.train_steps >= 2 and len(seen) >= 2:
+    if progress.train_steps >= 2 and progress.seconds_left is not None:
         assert progress.run.metrics()["step"].size
         progress.stop()
 
@@ -156,6 +158,13 @@ assert own["step"].tolist() == [each.train_steps for each in seen]
     assert not done.stdout
     shown = {name for name, _, _ in shown_scalars(tmp_path / "runs" / "mine")}
     assert {"own/score", "env_steps"} <= shown
+    edited = CliRunner().invoke(main, ["edit", str(tmp_path / "runs" / "mine"), "--set", "stop.now=false"])
+    assert edited.exit_code == 0, edited.output
+    steps = (rlsrl.Run(tmp_path / "runs" / "mine").summary or {})["train_steps"]
+    further = f"{{'stop': {{'envSteps': 10**9, 'trainSteps': {steps + 2}}}}}"
+    done = call(tmp_path, f"print(rlsrl.train(EXPERIMENT, changes={further}, progress=False).summary['train_steps'])")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{steps + 2}\n"
 
 
 def test_an_error_of_the_program_ends_the_run_cleanly_and_is_raised(tmp_path: Path) -> None:
@@ -176,7 +185,7 @@ assert rlsrl.train(EXPERIMENT, changes={"stop.trainSteps": summary["train_steps"
 """,
     )
     assert done.returncode == 0, done.stderr
-    assert "The program that watches the run ends it: storing a last checkpoint." in done.stdout
+    assert "The program that watches the run ends it." in done.stdout
     assert "\nno such score\n" in done.stdout
 
 

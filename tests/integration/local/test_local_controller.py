@@ -267,7 +267,10 @@ def test_the_watching_program_ends_the_run_as_a_signal_does(stage: Stage) -> Non
     assert looks[-1]
     assert looks.count(True) == 1, "it does not look while the run ends"
     assert (stage.folder / "told").exists()
-    assert stage.display.notes == ["The program that watches the run ends it: storing a last checkpoint."]
+    assert stage.display.notes == [
+        "The program that watches the run ends it.",
+        "Storing a last checkpoint and ending; Ctrl-C again, a second later, kills all processes.",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,17 @@ def test_the_view_is_redrawn_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPa
     assert output.getvalue().count("\x1b[?25l") == output.getvalue().count("\x1b[?25h") == 1, "the cursor is back"
 
 
+def test_what_a_program_prints_stays_above_the_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    output = Terminal()
+    display = open_display(viewer(), output)
+    with display.others_print():
+        print("my own words")
+    display.show(PROCESSES)
+    display.close()
+    assert output.getvalue().index("my own words") < output.getvalue().index("50 of 100")
+
+
 def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(open_display(viewer(), Terminal()), LineDisplay)

@@ -26,7 +26,9 @@ def run(tmp_path: Path) -> Path:
         row(3, env_steps=30, return_mean=9.0),
         row(2, env_steps=21, return_mean=1.75),  # a resumed trainer repeats step 2
         row(2, role="evaluator", **{"evaluation/return_mean": 2.5}),
+        row(3, role="program", **{"own/score": 9.0}),  # of a step that was rolled back
         row(2, role="program", **{"own/score": 7.0}),
+        row(2, role="program", **{"own/score": 8.0}),
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows) + '{"step": 4, "wa')
     return tmp_path
@@ -43,7 +45,7 @@ def test_metrics_are_columns_of_the_history_that_counts(run: Path) -> None:
     np.testing.assert_array_equal(table["return_mean"], [np.nan, 1.75])
     evaluations = rlsrl.Run(run).metrics("evaluations")
     np.testing.assert_array_equal(evaluations["evaluation/return_mean"], [2.5])
-    np.testing.assert_array_equal(rlsrl.Run(run).metrics("own")["own/score"], [7.0])
+    np.testing.assert_array_equal(rlsrl.Run(run).metrics("own")["own/score"], [7.0, 8.0])
     with pytest.raises(ValueError, match="kind is 'trainig'; allowed: training, evaluations, own"):
         rlsrl.Run(run).metrics("trainig")  # type: ignore[arg-type]
 

@@ -307,14 +307,15 @@ class LocalController:
             for child, code in ended:
                 if (outcome := self._handle_exit(child, code)) is not None:
                     return outcome
+            if self._watch is not None and self._watch():
+                self._display.note("The program that watches the run ends it.")
+                self._signals.append(signal.SIGINT)
+                self._signalled_at = self._clock()
             if self._signals:
                 self._display.note(
                     "Storing a last checkpoint and ending; Ctrl-C again, a second later, kills all processes."
                 )
                 return Interrupted(signum=self._signals[0], killed=False)
-            if self._watch is not None and self._watch():
-                self._display.note("The program that watches the run ends it: storing a last checkpoint.")
-                return Interrupted(signum=signal.SIGINT, killed=False)
             if self._edits is not None and (plan := self._edits.take()) is not None:
                 self._adopt(plan)
             self._kill_overdue()

@@ -6,10 +6,12 @@ A broken output (a closed terminal, a full disk) ends the display and never the 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, TextIO
 
@@ -90,6 +92,10 @@ class LineDisplay:
         self._next_line_at = elapsed + min(LINES_SECONDS, max(FIRST_LINES_SECONDS, LINES_SHARE * elapsed))
         self.note(line(view))
 
+    def others_print(self) -> AbstractContextManager[object]:
+        """Let the user's own program print within the context."""
+        return contextlib.nullcontext()
+
     def note(self, text: str) -> None:
         """Print the text after the time."""
         self._output.write(f"{self._now().isoformat(timespec='seconds')} {text}\n")
@@ -114,6 +120,17 @@ class TerminalDisplay:
     def show(self, processes: Sequence[ProcessState], *, last: bool = False) -> None:  # noqa: ARG002 - always drawn
         """Redraw the view."""
         self._live.update(render(self._viewer.view(processes)), refresh=True)
+
+    @contextlib.contextmanager
+    def others_print(self) -> Iterator[None]:
+        """Show above the view what the user's own program prints within the context. The next view would erase it."""
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                yield
+        finally:
+            if text := printed.getvalue().rstrip("\n"):
+                self.note(text)
 
     def note(self, text: str) -> None:
         """Print the text above the view."""

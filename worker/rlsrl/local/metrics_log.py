@@ -70,8 +70,14 @@ def training_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
 
 
 def program_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
-    """Return the rows of programs that followed the run, in the order of writing."""
-    return [row for row in rows if row.role == PROGRAM]
+    """Return the rows of programs that followed the run, without those of steps that were rolled back."""
+    kept: list[MetricsRow] = []
+    for row in rows:
+        if row.role == PROGRAM:
+            while kept and kept[-1].step > row.step:
+                kept.pop()
+            kept.append(row)
+    return kept
 
 
 def evaluation_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,7 +15,7 @@ from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.role_names import ACTOR
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import WORKER_COMMAND, LaunchOptions, LocalController, RunOutcome
-from rlsrl.local.display import Viewer, open_display
+from rlsrl.local.display import LineDisplay, TerminalDisplay, Viewer, open_display
 from rlsrl.local.edits import RunEdits
 from rlsrl.local.environment_check import EnvironmentCheck, is_users_own
 from rlsrl.local.folder_check import check_documents_and_pages
@@ -85,7 +86,7 @@ def run_life(
                 edits=RunEdits(folder, experiment, note=display.note, on_applied=viewer.adopt),
                 journal=folder,
                 display=display,
-                watch=None if watch is None else lambda: watch(viewer.view(()), client),
+                watch=None if watch is None else partial(_look, watch, viewer, client, display),
                 launch=LaunchOptions(
                     environment=variables, logs=folder.logs, command=command, keep_fds=(folder.lock_fd,)
                 ),
@@ -95,6 +96,16 @@ def run_life(
         display.close()
         folder.check()
         folder.end_life()
+
+
+def _look(
+    watch: Callable[[RunView, CoordinatorClient], bool],
+    viewer: Viewer,
+    client: CoordinatorClient,
+    display: LineDisplay | TerminalDisplay,
+) -> bool:
+    with display.others_print():
+        return watch(viewer.view(()), client)
 
 
 def _prepare(folder: RunFolder, resolved: ResolvedExperiment) -> list[str]:

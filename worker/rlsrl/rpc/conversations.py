@@ -268,7 +268,7 @@ class ConversationServer:
             action()
 
     def close(self) -> None:
-        """Stop listening, send the remaining messages and end all calls, within ``LEAVE_SECONDS``. Idempotent."""
+        """Stop listening, send the remaining messages and end all calls, in twice ``LEAVE_SECONDS``. Idempotent."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the server
             self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()

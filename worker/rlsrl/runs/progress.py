@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import uuid
 from collections import deque
@@ -25,6 +26,8 @@ from rlsrl.runtime.interval_metrics import MAX_NAME_LENGTH
 ANSWER_SECONDS = 1.0
 """How long the coordinator may take for rows. Later looks at the run send them again."""
 MAX_ROWS_A_MESSAGE = 256
+CALL_SECONDS = 0.9
+"""Least time between two calls of the user's function: workers report once a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,7 @@ class TrainingProgress:
     run: Run
     """Its figures until now, and its stored policies."""
     seconds: float
-    """Since this call of ``train``."""
+    """Since the processes were started."""
     seconds_left: float | None
     """To the first of the limits in ``stop`` at the present speed; None: it cannot be told. ``stop.returnMean`` may end
     the run earlier."""
@@ -53,16 +56,18 @@ class TrainingProgress:
         TensorBoard, W&B and ``run.metrics("own")`` show them under their names after ``own/``.
 
         Raises:
-            ValueError: a name is empty or too long, or a value is not a number.
-            RuntimeError: the run has ended.
+            ValueError: a name is empty, too long or not Unicode.
+            TypeError: a name is not text, or a value is not a number.
+            RuntimeError: ``on_progress`` has returned.
         """
-        self._watch.log(self.train_steps, {_own_name(name): float(value) for name, value in metrics.items()})
+        self._watch.log(self.train_steps, {_own_name(name): _number(name, value) for name, value in metrics.items()})
 
     def stop(self) -> None:
-        """Let the run end at its next step, as at one of its limits.
+        """Let the run end at its next step, as ``rlsrl control RUN stop`` does.
 
         Raises:
-            RuntimeError: the run has ended.
+            RuntimeError: ``on_progress`` has returned.
+            OSError: the request cannot be written, or another process has edited the run for ten seconds.
         """
         self._watch.stop()
 
@@ -75,10 +80,11 @@ class RunWatch:
         self._folder = folder.absolute()
         self._on_progress = on_progress
         self._seen: Mapping[str, Any] | None = None
+        self._next_call = 0.0
+        self._is_calling = False
         self._instance = str(uuid.uuid4())
         self._next_row = 0
         self._unsent: deque[ProgramRow] = deque()
-        self._is_over = False
         self.error: BaseException | None = None
         """What the function raised."""
 
@@ -91,28 +97,32 @@ class RunWatch:
         """Look at the run: see ``rlsrl.local.controller.Watch``."""
         totals = mapping(view.status, "totals")
         env_steps = number(totals, "env_steps")
-        if view.status is not self._seen and env_steps is not None:
-            self._seen = view.status
-            try:
-                self._on_progress(self._progress(view, int(env_steps)))
-            except BaseException as error:  # noqa: BLE001 - `train` raises it after the run's clean end
-                self.error = error
+        if view.status is not self._seen and env_steps is not None and view.elapsed_seconds >= self._next_call:
+            self._seen, self._next_call = view.status, view.elapsed_seconds + CALL_SECONDS
+            self._call(self._progress(view, int(env_steps)))
         self._send(client)
         return self.error is not None
 
-    def close(self) -> None:
-        """Take nothing more: the run has ended."""
-        self._is_over = True
+    def _call(self, progress: TrainingProgress) -> None:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # the controller only notes signals
+        self._is_calling = True
+        try:
+            self._on_progress(progress)
+        except BaseException as error:  # noqa: BLE001 - `train` raises it after the run's clean end
+            self.error = error
+        finally:
+            self._is_calling = False
+            signal.signal(signal.SIGINT, before)
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Send a row after this look."""
-        self._require_running()
+        self._require_call()
         self._unsent.append(ProgramRow(sequence=self._next_row, step=step, wall=time.time(), scalars=scalars))
         self._next_row += 1
 
     def stop(self) -> None:
         """Ask the run to end, as ``rlsrl control RUN stop`` does."""
-        self._require_running()
+        self._require_call()
         record = read_record(self._folder)
         assert record is not None, "the run has begun"
 
@@ -121,9 +131,9 @@ class RunWatch:
 
         ask(self._folder, record, stopping)
 
-    def _require_running(self) -> None:
-        if self._is_over:
-            raise RuntimeError("the run has ended: call log() and stop() within on_progress")
+    def _require_call(self) -> None:
+        if not self._is_calling:
+            raise RuntimeError("on_progress has returned: log() and stop() work only within it")
 
     def _progress(self, view: RunView, env_steps: int) -> TrainingProgress:
         totals = mapping(view.status, "totals")
@@ -139,19 +149,24 @@ class RunWatch:
         )
 
     def _send(self, client: CoordinatorClient) -> None:
-        rows = list(islice(self._unsent, MAX_ROWS_A_MESSAGE))
-        if not rows:
-            return
-        try:
-            client.add_rows(self._instance, rows, ANSWER_SECONDS)
-        except CoordinatorUnavailable:
-            return  # the next look sends them again
-        for _ in rows:
-            self._unsent.popleft()
+        while rows := list(islice(self._unsent, MAX_ROWS_A_MESSAGE)):
+            try:
+                client.add_rows(self._instance, rows, ANSWER_SECONDS)
+            except CoordinatorUnavailable:
+                return  # the next look sends them again
+            for _ in rows:
+                self._unsent.popleft()
 
 
 def _own_name(name: str) -> str:
     longest = MAX_NAME_LENGTH - len(OWN_PREFIX)
     if not 1 <= len(name) <= longest:
         raise ValueError(f"the name of a metric has 1 to {longest} characters, not {len(name)}: {name!r}")
+    name.encode()  # raises ValueError for half a surrogate pair
     return OWN_PREFIX + name
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, str | bytes):
+        raise TypeError(f"the value of the metric {name!r} is {value!r}; it must be a number")
+    return float(value)

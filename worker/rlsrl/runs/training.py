@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def train(
             seconds at first, later every minute.
         on_progress: Called about once a second while the run trains. It may log metrics of its own, and stop the run.
             While it works, workers that die are not restarted, so it returns soon. An error that it raises ends the
-            run as Ctrl-C does, and is raised again.
+            run as Ctrl-C does, and is raised again; Ctrl-C meanwhile is such an error.
 
     Raises:
         RunFailed: the run failed.
@@ -81,11 +82,13 @@ def train(
             run_dir=None if run_dir is None else Path(run_dir),
             fresh=fresh,
             modules=modules,
-            console=Console(output=output, say=say, warn=say),
+            console=Console(output=output, say=say, warn=partial(warnings.warn, stacklevel=2)),
             on_progress=on_progress,
         )
     run = Run(ended.path)
     if ended.error is not None:
+        if ended.failure is not None:
+            ended.error.add_note(f"The run failed, too: {ended.failure}")
         raise ended.error
     if ended.failure is not None:
         raise RunFailed(ended.failure, run)
@@ -228,15 +231,18 @@ def _run(
             console.say(f"warning: {text}")
         _require_room(folder, experiment, modules, console)
     watch = None if on_progress is None else RunWatch(folder.path, on_progress)
-    outcome = run_life(
-        folder, experiment, modules=modules, output=console.output, watch=None if watch is None else watch.look
-    )
+    look = None if watch is None else watch.look
+    try:
+        outcome = run_life(folder, experiment, modules=modules, output=console.output, watch=look)
+    except BaseException as failure:
+        if watch is not None and watch.error is not None:
+            failure.add_note(f"Before that, on_progress raised {watch.error!r}")
+        raise
     summary = write_summary(folder, experiment)
     if (problem := draw_curve(folder, experiment)) is not None:
         console.warn(f"no curve.png: {problem}")
     if watch is None:
         return EndedRun(path=folder.path, outcome=outcome, summary=summary)
-    watch.close()
     if watch.num_unsent:
-        console.warn(f"warning: the last {watch.num_unsent} rows that on_progress logged are lost: the run has ended")
+        console.warn(f"the last {watch.num_unsent} rows of metrics of your own were not stored before the run's end")
     return EndedRun(path=folder.path, outcome=outcome, summary=summary, error=watch.error)
