@@ -5,9 +5,12 @@ Each form is read back and compared with the policy on ``CHECKED`` observations 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-from collections.abc import Callable, Mapping
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -185,9 +188,10 @@ def _onnx_graph(
     program = _traced(module, observations)
     with torch.inference_mode():
         names = list(module({path: torch.from_numpy(array[:2]) for path, array in observations.items()}))
-    graph = torch.onnx.export(
-        program, dynamo=True, input_names=list(observations), output_names=names, verbose=False, external_data=False
-    )
+    with _without_remarks():
+        graph = torch.onnx.export(
+            program, dynamo=True, input_names=list(observations), output_names=names, verbose=False, external_data=False
+        )
     assert graph is not None, "without a file the graph is returned"
     proto = graph.model_proto
     onnx.helper.set_model_props(proto, dict(texts))
@@ -198,6 +202,19 @@ def _onnx_graph(
         return dict(zip(names, session.run(names, dict(arrays)), strict=True))
 
     return data, evaluate
+
+
+@contextlib.contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Silence torch's exporter: it logs that torchvision is not installed, and warns of deprecated code of its own."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 def _traced(module: StandalonePolicy, observations: Arrays) -> Any:
