@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,31 @@ def test_an_exported_policy_acts_as_the_loaded_one(tmp_path: Path, case: str, ki
 
 def _flat(action: Any) -> list[Any]:
     return [leaf for part in action for leaf in _flat(part)] if isinstance(action, tuple) else [np.ravel(action)]
+
+
+def test_a_network_in_bfloat16_is_exported_in_float32(tmp_path: Path) -> None:
+    run = stored_run(tmp_path, "cnn")
+    stored = load_version(run, "latest")
+    cnn = stored.config.network.cnn
+    assert cnn is not None
+    lower = stored.config.network.model_copy(update={"cnn": cnn.model_copy(update={"precision": "bfloat16"})})
+    path, images = tmp_path / "policy.onnx", np.zeros((2, 3, 40, 44), np.uint8)
+    path.write_bytes(export_version(stored, "onnx"))
+    expected = onnx_graph(path)({"observation": images})
+    in_bfloat16 = replace(stored, config=stored.config.model_copy(update={"network": lower}))
+    path.write_bytes(export_version(in_bfloat16, "onnx"))
+    np.testing.assert_array_equal(onnx_graph(path)({"observation": images})["policy"], expected["policy"])
+
+
+def test_a_network_that_onnx_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = load_version(stored_run(tmp_path, "mlp"), "latest")
+
+    def lacks(*_: object, **__: object) -> None:
+        raise RuntimeError("no operator erfcx\nand more")
+
+    monkeypatch.setattr(torch.onnx, "export", lacks)
+    with pytest.raises(ExportRefused, match="cannot be an ONNX graph: no operator erfcx. The format torch"):
+        export_version(stored, "onnx")
 
 
 def test_weights_are_exported_by_the_names_of_the_networks_parameters(tmp_path: Path) -> None:

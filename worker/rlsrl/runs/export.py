@@ -149,9 +149,12 @@ def _stacked(path: str, actions: Any) -> dict[str, NDArray[Any]]:
 
 
 def _policy(stored: StoredVersion, interface: EnvironmentInterface) -> TorchPolicy:
-    config = stored.config
+    """Return the version's policy. It computes in float32, since few runtimes have all operations in bfloat16."""
+    config, network = stored.config, stored.config.network
+    if network.cnn is not None:
+        network = network.model_copy(update={"cnn": network.cnn.model_copy(update={"precision": "float32"})})
     outputs = config.algorithm.chosen.outputs
-    policy = torch_policy(config.network, interface.spec, outputs=outputs, seed=config.seed)
+    policy = torch_policy(network, interface.spec, outputs=outputs, seed=config.seed)
     policy.load(stored.parameters)
     return policy
 
@@ -188,15 +191,22 @@ def _onnx_graph(
     program = _traced(module, observations)
     with torch.inference_mode():
         names = list(module({path: torch.from_numpy(array[:2]) for path, array in observations.items()}))
-    with _without_remarks():
-        graph = torch.onnx.export(
-            program, dynamo=True, input_names=list(observations), output_names=names, verbose=False, external_data=False
-        )
-    assert graph is not None, "without a file the graph is returned"
-    proto = graph.model_proto
-    onnx.helper.set_model_props(proto, dict(texts))
-    data = proto.SerializeToString()
-    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    inputs = list(observations)
+    try:
+        with _without_remarks():
+            graph = torch.onnx.export(
+                program, dynamo=True, input_names=inputs, output_names=names, verbose=False, external_data=False
+            )
+        assert graph is not None, "without a file the graph is returned"
+        proto = graph.model_proto
+        onnx.helper.set_model_props(proto, dict(texts))
+        data = proto.SerializeToString()
+        session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    except Exception as error:  # whatever operation of the user's own network ONNX or onnxruntime lacks
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ExportRefused(
+            f"the network cannot be an ONNX graph: {reason}. The format torch has no such limit"
+        ) from error
 
     def evaluate(arrays: Arrays) -> Arrays:
         return dict(zip(names, session.run(names, dict(arrays)), strict=True))
@@ -227,9 +237,9 @@ def _traced(module: StandalonePolicy, observations: Arrays) -> Any:
     try:
         return torch.export.export(module, (example,), dynamic_shapes=(shapes,))
     except Exception as error:  # whatever the user's own network does that torch cannot trace
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].rstrip(".")
         raise ExportRefused(
-            f"torch cannot trace the network: {reason} In forward(), write x.shape[0] for len(x), and decide nothing "
+            f"torch cannot trace the network: {reason}. In forward(), write x.shape[0] for len(x), and decide nothing "
             "by the values of tensors"
         ) from error
 
