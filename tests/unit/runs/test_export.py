@@ -193,7 +193,7 @@ def test_a_network_that_onnx_lacks_is_refused(tmp_path: Path, monkeypatch: pytes
         raise RuntimeError("no operator erfcx\nand more")
 
     monkeypatch.setattr(torch.onnx, "export", lacks)
-    with pytest.raises(ExportRefused, match="cannot be an ONNX graph: no operator erfcx. The format torch"):
+    with pytest.raises(ExportRefused, match=r"cannot be an ONNX graph: no operator erfcx\. The format torch"):
         export_version(stored, "onnx")
 
 
