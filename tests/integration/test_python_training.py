@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import rlsrl
-from rlsrl.cli import main
 from rlsrl.testing.tensorboard import shown_scalars
 from rlsrl.testing.waiting import until
 
@@ -158,8 +156,6 @@ assert own["step"].tolist() == [each.train_steps for each in seen]
     assert not done.stdout
     shown = {name for name, _, _ in shown_scalars(tmp_path / "runs" / "mine")}
     assert {"own/score", "env_steps"} <= shown
-    edited = CliRunner().invoke(main, ["edit", str(tmp_path / "runs" / "mine"), "--set", "stop.now=false"])
-    assert edited.exit_code == 0, edited.output
     steps = (rlsrl.Run(tmp_path / "runs" / "mine").summary or {})["train_steps"]
     further = f"{{'stop': {{'envSteps': 10**9, 'trainSteps': {steps + 2}}}}}"
     done = call(tmp_path, f"print(rlsrl.train(EXPERIMENT, changes={further}, progress=False).summary['train_steps'])")

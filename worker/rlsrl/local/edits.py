@@ -58,7 +58,8 @@ def claim(folder: RunFolder, asked: RLExperiment, *, as_given: bytes) -> Claimed
     """Write the experiment into an empty folder, or the changes of ``asked`` into a run of the same experiment.
 
     Changes since the last `rlsrl run` count, so what `rlsrl edit` has changed stays. A run that has ended stays as it
-    is, unless its failure may be mended by the changes, or its end is not reached any more.
+    is, unless its failure may be mended by the changes, or its end is not reached any more. A further limit in ``stop``
+    also continues a run that `rlsrl control` has stopped.
 
     Raises:
         RunFolderError: the folder holds a run of another experiment; the text lists every field that differs.
@@ -69,12 +70,15 @@ def claim(folder: RunFolder, asked: RLExperiment, *, as_given: bytes) -> Claimed
         return ClaimedRun(experiment=asked)
     with _locked(folder.path):
         recorded = recorded_experiment(folder.path)
-        target = merged(_read(folder.path, EDIT) or recorded, _read(folder.path, GIVEN) or recorded, asked)
+        given = _read(folder.path, GIVEN) or recorded
+        target = merged(_read(folder.path, EDIT) or recorded, given, asked)
+        terminal = folder.terminal()
+        if terminal is not None and asked.spec.stop != given.spec.stop and not asked.spec.stop.now:
+            target = _without_stop_now(target)
         found = changes(recorded, asked if _is_renamed(recorded, asked) else target)
         if refused := _refused(found):
             listed = "\n".join(f"  {describe(change)}" for change in refused)
             raise RunFolderError(f"{folder.path} holds a run of another experiment:\n{listed}\n{_ADVICE}")
-        terminal = folder.terminal()
         is_reopened = terminal is not None and (bool(found) if "failure" in terminal else not _ends(target, terminal))
         if terminal is not None and not is_reopened:
             return ClaimedRun(experiment=recorded, ignored=tuple(found))
@@ -232,6 +236,11 @@ def _refused(found: Sequence[FieldEdit]) -> list[FieldEdit]:
 
 def _is_renamed(recorded: RLExperiment, asked: RLExperiment) -> bool:
     return recorded.metadata.name != asked.metadata.name
+
+
+def _without_stop_now(experiment: RLExperiment) -> RLExperiment:
+    stop = experiment.spec.stop.model_copy(update={"now": False})
+    return experiment.model_copy(update={"spec": experiment.spec.model_copy(update={"stop": stop})})
 
 
 def _ends(experiment: RLExperiment, terminal: Mapping[str, Any]) -> bool:
