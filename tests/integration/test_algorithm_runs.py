@@ -171,7 +171,9 @@ def test_replay_trains_as_often_as_the_ratio_says_to_the_end(num_trainers: int, 
     assert 0 <= due - summary["minibatches"] < updates_of_a_step + more_of_one_rank
     ledger = summary["ledger"]
     assert ledger["balanced"]
-    assert ledger["produced"] == summary["env_steps"] == ledger["trained"] + sum(ledger["dropped"].values())
+    assert ledger["produced"] == ledger["trained"] + sum(ledger["dropped"].values())
+    # The limit may be reached before the other ranks' last rollouts, of 4 lanes and 16 steps, have come.
+    assert 0 <= ledger["produced"] - summary["env_steps"] <= 4 * 16 * (num_trainers - 1)
 
 
 def num_learned(desk: Desk) -> list[float]:

@@ -166,7 +166,7 @@ def test_a_dueling_network_adds_advantages_to_the_value_and_acts_by_advantages(
     assert exported.head.num_outputs == env_spec.action.num_actions
     check_export(policy, exported, version(policy, {}))
     observation = {path: random_array(spec) for path, spec in env_spec.observation.items()}
-    network = policy._network.network if env_spec.action.mask else policy._network
+    network = policy.network.network if env_spec.action.mask else policy.network
     features = network.flatten({path: torch.from_numpy(observation[path]) for path in network._specs})
     with torch.no_grad():
         advantage = network.q(features).reshape(20, -1, quantiles).mean(dim=-1)
@@ -211,7 +211,7 @@ def test_the_value_of_an_action_is_the_mean_of_its_quantiles() -> None:
     assert ExportedActor.from_json(exported.to_json()) == exported
     assert (exported.layers[-1].out_size, exported.layers[-1].means_of) == (3, 7)
     check_export(policy, exported, version(policy, {}))
-    heads = policy._network({"observation": torch.from_numpy(random_array(env_spec.observation["observation"]))})
+    heads = policy.network({"observation": torch.from_numpy(random_array(env_spec.observation["observation"]))})
     assert heads["quantiles"].shape == (20, 3, 7)
     torch.testing.assert_close(heads["q"], heads["quantiles"].mean(dim=-1))
 
@@ -224,7 +224,7 @@ def random_array(spec: ArraySpec) -> np.ndarray:
 def test_a_dueling_network_for_images_adds_advantages_to_the_value() -> None:
     policy = policy_of(pixels_env_spec(), 0.1, NatureCnnActionValues, hidden_size=16, dueling=True)
     network, slot = (
-        policy._network,
+        policy.network,
         random_slot(pixels_env_spec(), num_steps=1, num_lanes=4, rng=np.random.default_rng(0)),
     )
     observation = {path: torch.from_numpy(slot.arrays[path][0]) for path in pixels_env_spec().observation}
