@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,18 @@ class UserError(click.ClickException):
     """The user can correct this. The message says what and how."""
 
     exit_code = 2
+
+
+def require_free(output: Path, *, force: bool) -> None:
+    """Refuse to write a file that exists, unless ``force``, or one in a folder that does not.
+
+    Raises:
+        UserError: as said.
+    """
+    if output.exists() and not force:
+        raise UserError(f"{output} exists; --force replaces it")
+    if not output.parent.is_dir():
+        raise UserError(f"the folder {output.parent} does not exist")
 
 
 def environment_failed(error: EnvironmentFailed) -> click.ClickException:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rlsrl.cli.errors import UserError
+from rlsrl.cli.errors import UserError, require_free
 
 if TYPE_CHECKING:
     from rlsrl.runs.export import ExportFormat
@@ -51,10 +51,7 @@ def export(
         find_modules(folder)
         stored = load_version(folder, ref_of(version, tag))
         target = output or Path(f"{folder.name}-{stored.parameters.version}{SUFFIXES[kind]}")
-        if target.exists() and not force:
-            raise UserError(f"{target} exists; --force replaces it")
-        if not target.parent.is_dir():
-            raise UserError(f"the folder {target.parent} does not exist")
+        require_free(target, force=force)
         data = export_version(stored, kind)
         write_durably(target, data)
     except (CodecError, ConfigurationError, ExportRefused, LayoutMismatch, ParameterError, RunFolderError) as error:

@@ -16,7 +16,7 @@ import structlog
 from rlsrl.api.placement import PARAMETERS
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.cli import is_kubectl
-from rlsrl.cli.errors import UserError
+from rlsrl.cli.errors import UserError, require_free
 from rlsrl.cli.runs import find_run
 from rlsrl.cli.text import columns
 from rlsrl.data.version import Version
@@ -124,10 +124,7 @@ def export(run: Path, namespace: str | None, version: str, output: Path, force: 
 
     The file contains the weights, the statistics of the normalisation and, as JSON in its header, the metadata.
     """
-    if output.exists() and not force:
-        raise UserError(f"{output} exists; --force replaces it")
-    if not output.parent.is_dir():
-        raise UserError(f"the folder {output.parent} does not exist")
+    require_free(output, force=force)
     with _user_errors(), _opened(run, namespace) as db:
         info, parameters = _one(db, policy, version)
         data = encode_parameters(parameters, created_at=info.created_at, metadata=info.metadata)

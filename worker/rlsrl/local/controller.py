@@ -242,7 +242,7 @@ class LocalController:
             plan: The first plan.
             launch: How to start every worker.
             edits: Replaces the plan while the run lasts; None: the plan stays.
-            watch: Looks at the run; None: nobody does.
+            watch: See ``Watch``; None: no program watches the run.
             deadlines: None: the defaults.
             oom_kills: Returns how many processes the kernel has killed for lack of memory.
         """

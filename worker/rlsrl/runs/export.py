@@ -50,7 +50,7 @@ def format_of(path: Path) -> ExportFormat:
     """Return the format of files with the suffix of ``path``.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no format has this suffix.
     """
     for kind, suffix in SUFFIXES.items():
         if path.suffix == suffix:
