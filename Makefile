@@ -4,8 +4,11 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := operator,rpc,env,http,mujoco,box2d,atari,wandb,torch,onnx,objectstore,local,dev
-STAMP := $(VENV)/.setup-$(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
+EXTRAS := operator,rpc,env,http,mujoco,box2d,atari,wandb,torch,onnx,video,objectstore,local,dev
+RUN_EXTRAS := rpc,env,torch,local
+PINNED := $(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
+STAMP := $(VENV)/.setup-$(PINNED)
+RUN_STAMP := $(VENV)/.setup-run-$(PINNED)
 
 # If this is set, each of the many short processes compiles all our modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -15,18 +18,19 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(STAMP):
+$(STAMP) $(RUN_STAMP):
 	@echo "setup: downloads about 3 GB (PyTorch's Linux build brings CUDA) and takes 5.5 GB of disk in $(VENV)"
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"setup: Python 3.11 or newer is needed, {sys.executable} is {v[0]}.{v[1]}: set PYTHON=/path/to/python3.11")'
 	@$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 1e9; sys.exit(0 if free > 8 else f"setup: 8 GB of free disk are needed here, there are {free:.1f}")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(if $(filter $@,$(STAMP)),$(EXTRAS),$(RUN_EXTRAS))]'
 	rm -f $(VENV)/.setup-*
 	touch $@
 
-setup: $(STAMP)  ## Create .venv with the pinned dependencies
+setup: $(STAMP)  ## Create .venv with the pinned dependencies of all targets
 
-run: setup  ## Train CartPole to 475 on this machine
+# What training needs and nothing else; .venv may have more already.
+run: $(if $(wildcard $(STAMP)),$(STAMP),$(RUN_STAMP))  ## Train CartPole to 475 on this machine
 	$(BIN)/rlsrl run examples/cartpole.yaml
 
 s3-server:  ## Build the S3 server of the tests once (needs Go)

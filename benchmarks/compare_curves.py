@@ -19,7 +19,7 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from rlsrl.local.plot import read_curve
+from rlsrl.local.curves import read_curve
 
 Points = list[tuple[float, float]]
 
@@ -27,8 +27,7 @@ Points = list[tuple[float, float]]
 def points_of(path: Path) -> Points:
     """Return (transitions trained, mean return of the last 100 episodes), ascending."""
     if path.is_dir():
-        curve = read_curve(path / "metrics.jsonl", path.name)
-        return list(zip(curve.env_steps, curve.return_mean, strict=True))
+        return list(read_curve(path / "metrics.jsonl", path.name).returns.points)
     with path.open(newline="") as file:
         rows = [(float(row["env_steps"]), float(row["return_mean"])) for row in csv.DictReader(file)]
     return [(steps, mean) for steps, mean in rows if not math.isnan(mean)]

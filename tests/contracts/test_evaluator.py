@@ -18,13 +18,14 @@ from rlsrl.api.resolved import EvaluatorConfig
 from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import Version
 from rlsrl.envs.spaces import spec_of_spaces
-from rlsrl.parameters.encoding import encode_parameters
 from rlsrl.parameters.evaluations import BEST_TAG, EVALUATION_KEY, NUMBER_KEY, evaluation_of
 from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.layout import NETWORK_KEY
 from rlsrl.parameters.names import file_stem
 from rlsrl.parameters.objects import StoreRefused
 from rlsrl.parameters.protocols import ParameterDB, Parameters, Ref, VersionInfo
 from rlsrl.parameters.terminal import TERMINAL_KEY
+from rlsrl.parameters.weights_file import encode_weights
 from rlsrl.policies.build import build_network
 from rlsrl.policies.exported import CategoricalHead, DenseLayer, ExportedActor
 from rlsrl.policies.networks import MlpActorCritic
@@ -221,7 +222,8 @@ def mlp_version(version: Version, grade: int, hidden_size: int = 4) -> tuple[Par
     vector = np.zeros(policy.layout.num_parameters, np.float32)
     vector[policy.layout.offsets["actor.2.bias"] + grade] = 1.0
     parameters = Parameters(version=version, vector=vector, layout=policy.layout.digest)
-    return parameters, {EXPORTED_ACTOR_KEY: exported.to_json(), "env_steps": 100 * version.step}
+    shapes = {name: list(shape) for name, shape in policy.layout.shapes.items()}
+    return parameters, {EXPORTED_ACTOR_KEY: exported.to_json(), NETWORK_KEY: shapes, "env_steps": 100 * version.step}
 
 
 MLP = {"mlp": {"hidden_sizes": [4]}}
@@ -668,7 +670,9 @@ def test_a_fixed_version_is_played_once_and_counts_as_no_evaluation_of_the_run(
     assert all(name.startswith("fixed_evaluation/") for name in row)
     assert bench.means() == {}
     assert bench.best() == []
-    assert bench.infos()["1.10"].metadata.keys() == {EXPORTED_ACTOR_KEY, NUMBER_KEY, "env_steps"}, "nothing is stored"
+    assert bench.infos()["1.10"].metadata.keys() == {EXPORTED_ACTOR_KEY, NETWORK_KEY, NUMBER_KEY, "env_steps"}, (
+        "nothing is stored"
+    )
     stats = {name: bench.members.stats[name] for name in ("fixed_return_mean", "version_attempt", "version_step")}
     assert stats == {"fixed_return_mean": 5.0 * LENGTH, "version_attempt": 1.0, "version_step": 10.0}
     assert not {"return_mean", "step"} & bench.members.stats.keys(), "those of the run's newest evaluation"
@@ -748,7 +752,7 @@ def test_a_file_of_another_run_is_played(bench: Bench, tmp_path: Path, network: 
 def weights_file(path: Path, *, grade: int, hidden_size: int = 4) -> Path:
     """Write a file as ``rlsrl params export`` does, of version 7.900."""
     parameters, metadata = mlp_version(Version(7, 900), grade, hidden_size)
-    path.write_bytes(encode_parameters(parameters, created_at=0.0, metadata=metadata))
+    path.write_bytes(encode_weights(parameters, created_at=0.0, metadata=metadata))
     return path
 
 
@@ -833,7 +837,9 @@ def other_weights(folder: Path) -> dict[str, tuple[Path, str]]:
     renamed = {**program, "observation": [["observation/renamed", spec] for _, spec in program["observation"]]}
     elsewhere, newer = folder / "elsewhere.safetensors", folder / "newer.safetensors"
     for path, exported in ((elsewhere, renamed), (newer, {**program, "layers": [{"kind": "attention"}]})):
-        path.write_bytes(encode_parameters(parameters, created_at=0.0, metadata={EXPORTED_ACTOR_KEY: exported}))
+        path.write_bytes(
+            encode_weights(parameters, created_at=0.0, metadata={**metadata, EXPORTED_ACTOR_KEY: exported})
+        )
     return {
         "missing": (folder / "intakt.safetensors", "does not exist; {folder} has damaged.safetensors, elsewhere"),
         "near": (folder / "intakt.safetensors", "(did you mean 'intact.safetensors'?)"),

@@ -80,7 +80,9 @@ def test_its_versions_contain_the_statistics_and_the_exported_actor(halfcheetah:
     assert {name: array.shape for name, array in statistics.items()} == {
         "observation/mean": (17,),
         "observation/variance": (17,),
+        "observation/count": (),
     }
+    assert statistics["observation/count"] >= 6000
     assert (statistics["observation/variance"] > 0).all()
     assert not np.allclose(statistics["observation/variance"], 1.0, atol=0.05)
     newest = halfcheetah.facts().newest()

@@ -25,7 +25,7 @@ spec:
 def test_the_blocks_run(tmp_path: Path) -> None:
     (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 8
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(blocks)],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
@@ -33,8 +33,12 @@ def test_the_blocks_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "cartpole envSteps" in lines
-    followed, acted, exported, figures = lines[-4:]
-    assert re.fullmatch(r"now with score 0\.\d\d", followed)
-    assert re.fullmatch(r"version [12]\.\d+: return \d+\.0", acted)
-    assert exported == "the last logits: (1, 2)"
-    assert re.fullmatch(r"\d+ rows: step, wall, .*env_steps.*", figures)
+    for said in (
+        r"now with score 0\.\d\d",
+        r"version [12]\.\d+: return \d+\.0",
+        r"the last logits: \(1, 2\)",
+        r"recorded \d+ steps",
+        r"started from runs/cartpole: envSteps",
+        r"\d+ rows: step, wall, .*env_steps.*",
+    ):
+        assert any(re.fullmatch(said, line) for line in lines), said

@@ -9,6 +9,21 @@ from rlsrl_operator.settings import OperatorSettings
 
 
 def disallowed(experiment: RLExperiment, settings: OperatorSettings) -> list[str]:
-    """Return the faults of the experiment's pod templates and destinations under the administrator's rules."""
+    """Return the faults of the experiment's pod templates and destinations under the administrator's rules, and those
+    of fields that name something on one machine."""
     templates = [] if settings.pod_templates == "any" else template_faults(experiment)
-    return [*templates, *egress_faults(experiment, settings.environments)]
+    return [*templates, *egress_faults(experiment, settings.environments), *_local_faults(experiment)]
+
+
+def _local_faults(experiment: RLExperiment) -> list[str]:
+    if (initial := experiment.spec.parameters.from_) is None:
+        return []
+    allowed = (
+        "allowed on a cluster: file, an absolute path in the trainers' pods, for example on a volume of "
+        "trainers.podTemplate"
+    )
+    if initial.file is None:
+        return [f"spec.parameters.from.run: {initial.run!r} is a run on one machine; {allowed}"]
+    if not initial.file.startswith("/"):
+        return [f"spec.parameters.from.file: {initial.file!r} is relative to no folder of a pod; {allowed}"]
+    return []

@@ -59,7 +59,7 @@ def test_moments_of_parts_are_those_of_the_whole(offset: float) -> None:
 
 def test_without_samples_nothing_is_shifted_or_scaled() -> None:
     normalizer = Normalizer(POSE)
-    assert set(normalizer.statistics) == {"observation/pose/mean", "observation/pose/variance"}
+    assert set(normalizer.statistics) == {f"observation/pose/{name}" for name in ("mean", "variance", "count")}
     assert not normalizer.statistics["observation/pose/mean"].any()
     assert (normalizer.statistics["observation/pose/variance"] == 1).all()
 
@@ -93,6 +93,24 @@ def test_a_batch_is_standardised_by_the_statistics_before_it() -> None:
         assert seen["observation/image"] is slots["observation/image"]
         assert seen["reward"] is slots["reward"]
         assert not np.array_equal(normalizer.statistics["observation/pose/mean"], before["observation/pose/mean"])
+
+
+def test_a_run_starts_from_the_statistics_of_a_version_and_continues_with_their_weight() -> None:
+    first, second = Normalizer(POSE, rewards=True), Normalizer(POSE, rewards=True)
+    for seed in range(4):
+        first.step(make_slots(seed), one_rank)
+    second.start_from(first.statistics)
+    for name, array in first.statistics.items():
+        np.testing.assert_allclose(second.statistics[name], array, rtol=1e-6)
+    assert second.statistics["observation/pose/count"] == acted_on([make_slots(seed) for seed in range(4)]).shape[0]
+    later = make_slots(9, shift=-20.0)
+    first.step(later, one_rank)
+    second.step(later, one_rank)
+    for name, array in first.statistics.items():
+        np.testing.assert_allclose(second.statistics[name], array, rtol=1e-5, atol=1e-5)
+    assert second.state_dict()["return/count"] == later["mask"].sum(), "rewards' scale begins anew"
+    with pytest.raises(KeyError, match="observation/pose/mean"):
+        second.start_from({})
 
 
 def test_rewards_are_scaled_by_the_returns_including_this_batch() -> None:

@@ -5,10 +5,9 @@ import random
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from pydantic.alias_generators import to_camel
 
 from rlsrl.api.load import Problem, SpecError, dump, load_text
-from rlsrl.api.model import MAX_ARGUMENTS
+from rlsrl.api.model import MAX_ARGUMENTS, yaml_name
 from rlsrl.api.spec import Metadata
 from rlsrl.testing.documents import (
     CASES,
@@ -128,8 +127,8 @@ def test_the_error_of_a_misspelt_field_names_the_right_one(case: Case) -> None:
     misspellings = {f"{name}{name[-1]}", f"{name[0]}{name}", name[0].upper() + name[1:]}
     if len(name) > 4:
         misspellings |= {name[:-1], f"{name[:2]}{name[3]}{name[2]}{name[4:]}"}
-    snake = next(each for each in case.models[-1].model_fields if to_camel(each) == name)
-    siblings = {to_camel(each) for each in case.models[-1].model_fields}
+    snake = next(each for each in case.models[-1].model_fields if yaml_name(each) == name)
+    siblings = {yaml_name(each) for each in case.models[-1].model_fields}
     for wrong in sorted((misspellings | {snake}) - siblings):
         document = with_value(case, legal(case))
         mapping = inside(document, case.path[:-1])
@@ -202,7 +201,7 @@ def test_at_least_one_of_some_fields_is_needed(path: tuple[str, ...]) -> None:
 
 def test_fields_that_kubernetes_writes_are_accepted_and_ignored() -> None:
     document = minimal()
-    ignored = [to_camel(name) for name, field in Metadata.model_fields.items() if is_ignored(field)]
+    ignored = [yaml_name(name) for name, field in Metadata.model_fields.items() if is_ignored(field)]
     assert {"managedFields", "uid", "creationTimestamp"} <= set(ignored)
     document["metadata"] |= {name: [{"any": ["thing", 1, None]}] for name in ignored}
     document["status"] = {"conditions": []}

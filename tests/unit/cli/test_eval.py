@@ -20,9 +20,10 @@ from rlsrl.cli import main
 from rlsrl.cli.init import write_project
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import EnvironmentSource, environment_spec
+from rlsrl.parameters.layout import Shapes, layout_digest
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.testing import stored_runs
-from rlsrl.testing.stored_runs import BALANCES, CARTPOLE, LETS_FALL, LINEAR
+from rlsrl.testing.stored_runs import BALANCES, CARTPOLE, LETS_FALL, LINEAR, LINEAR_SHAPES
 from rlsrl.workers.build.common import torch_policy
 
 PHASES = EnvironmentSource(factory="rlsrl.testing.environments:PhaseEnv")
@@ -33,9 +34,15 @@ def make_run(folder: Path, experiment: str = CARTPOLE) -> Path:
 
 
 def push(
-    run: Path, step: int, weights: Any, *, layout: str = "linear", program: ExportedActor | None = LINEAR, tag: str = ""
+    run: Path,
+    step: int,
+    weights: Any,
+    *,
+    shapes: Shapes = LINEAR_SHAPES,
+    program: ExportedActor | None = LINEAR,
+    tag: str = "",
 ) -> None:
-    stored_runs.push(run, step, weights, layout=layout, exported=program, tag=tag)
+    stored_runs.push(run, step, weights, shapes=shapes, exported=program, tag=tag)
 
 
 def run_eval(run: Path, *arguments: str) -> Result:
@@ -97,7 +104,7 @@ def test_chosen_values_of_info_are_in_the_report(tmp_path: Path) -> None:
         load_text(experiment).spec.policy.network, environment_spec(PHASES), outputs="policyAndValue", seed=0
     )
     parameters = policy.parameters(Version(1, 1))
-    push(run, 1, parameters.vector, layout=parameters.layout, program=None)
+    push(run, 1, parameters.vector, shapes=policy.layout.shapes, program=None)
     report = evaluated(run, "--episodes=4", "--environments=2")
     assert report["length_mean"] == 16
     assert report["episode_info"] == {"is_success": {"mean": 0.5, "count": 4}}
@@ -124,8 +131,8 @@ def test_without_an_exported_actor_the_network_plays_identically(tmp_path: Path)
     parameters = policy.parameters(Version(1, 1))
     program = policy.export()
     assert program is not None
-    push(run, 1, parameters.vector, layout=parameters.layout, program=None, tag="by-network")
-    push(run, 2, parameters.vector, layout=parameters.layout, program=program, tag="by-program")
+    push(run, 1, parameters.vector, shapes=policy.layout.shapes, program=None, tag="by-network")
+    push(run, 2, parameters.vector, shapes=policy.layout.shapes, program=program, tag="by-program")
     results = [evaluated(run, "--episodes=20", f"--tag={tag}") for tag in ("by-network", "by-program")]
     assert {**results[0], "version": ""} == {**results[1], "version": ""}
 
@@ -252,10 +259,10 @@ def test_a_missing_environment_is_named(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_network_are_refused(cartpole: Path) -> None:
-    push(cartpole, 30, BALANCES, layout="another")
+    push(cartpole, 30, BALANCES, shapes={"another": (10,)})
     result = run_eval(cartpole)
     assert result.exit_code == 2
-    assert "weights of layout another" in result.output
+    assert f"weights of layout {layout_digest({'another': (10,)})}" in result.output
 
 
 def test_evaluation_fails_if_episodes_do_not_end(cartpole: Path) -> None:

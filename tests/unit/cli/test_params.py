@@ -31,6 +31,9 @@ def logging_as_before() -> Iterator[None]:
     structlog.configure(**config)
 
 
+NETWORK = {"layer.weight": [60, 49], "layer.bias": [60]}
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run of three versions, in the current folder's runs/."""
@@ -38,7 +41,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "runs" / "cartpole"
     db = FilesystemParameterDB(folder / "parameters", clock=ManualClock(time=1_800_000_000.0))
     for step in (0, 64, 128):
-        metadata = {"env_steps": step * 2048, "return_mean": step / 3, "program": {"layers": [step] * 100}}
+        metadata = {
+            "env_steps": step * 2048,
+            "return_mean": step / 3,
+            "program": {"layers": [step] * 100},
+            "network": NETWORK,
+        }
         db.push(POLICY, make_parameters(Version(1, step), size=3000, mean=np.zeros(4)), metadata=metadata)
         db.save_state(POLICY, make_state(Version(1, step)))
     db.tag(POLICY, Version(1, 64), "best")
@@ -101,7 +109,12 @@ def test_list_as_json(run: Path) -> None:
         "created_at": "2027-01-15T08:00:00Z",
         "num_parameters": 3000,
         "has_state": True,
-        "metadata": {"env_steps": 131072, "return_mean": 64 / 3, "program": {"layers": [64] * 100}},
+        "metadata": {
+            "env_steps": 131072,
+            "return_mean": 64 / 3,
+            "program": {"layers": [64] * 100},
+            "network": NETWORK,
+        },
         "damage": None,
     }
 
@@ -187,10 +200,10 @@ def test_an_export_contains_everything(run: Path, tmp_path: Path) -> None:
     target = tmp_path / "best.safetensors"
     assert output("export", run, "best", "-o", target).startswith(f"1.64: {target} (")
     with safe_open(target, framework="numpy") as file:
-        np.testing.assert_array_equal(file.get_tensor("vector"), np.full(3000, 64, np.float32))
+        np.testing.assert_array_equal(file.get_tensor("layer.weight"), np.full((60, 49), 64, np.float32))
+        np.testing.assert_array_equal(file.get_tensor("layer.bias"), np.full(60, 64, np.float32))
         assert file.get_tensor("statistics/mean").shape == (4,)
         assert file.metadata()["version"] == "1.64"
-        assert file.metadata()["layout"] == "layout-1"
         metadata = json.loads(file.metadata()["metadata"])
     assert (metadata["env_steps"], metadata["evaluation"]) == (131072, {"return_mean": 475.5})
 

@@ -109,8 +109,8 @@ def test_what_cannot_be_preprocessed_is_named_with_its_cure(source: EnvironmentS
         make_environment(source)
 
 
-@pytest.mark.parametrize(("missing", "cure"), [("ale_py", "ale-py"), ("cv2", "opencv-python-headless")])
-def test_a_missing_package_is_named_with_its_cure(missing: str, cure: str) -> None:
+@pytest.mark.parametrize("missing", ["ale_py", "cv2"])
+def test_a_missing_package_is_named_with_its_cure(missing: str) -> None:
     program = (
         f"import sys; sys.modules[{missing!r}] = None\n"
         "from rlsrl.envs.factory import AtariOptions, EnvironmentSource, make_environment\n"
@@ -120,7 +120,7 @@ def test_a_missing_package_is_named_with_its_cure(missing: str, cure: str) -> No
         "except ConfigurationError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert f"pip install {cure}" in done.stdout
+    assert f"needs the package {missing!r}, which is not installed; run: pip install 'rlsrl[atari]'" in done.stdout
 
 
 def test_an_environment_that_its_wrappers_do_not_fit_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,10 +172,14 @@ def test_a_source_is_an_id_or_a_factory(source: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "env_id", "cure"),
-    [("mujoco", "HalfCheetah-v5", "gymnasium[mujoco]"), ("ale_py", "ALE/Pong-v5", "pip install ale-py")],
+    ("missing", "env_id", "extra"),
+    [
+        ("mujoco", "HalfCheetah-v5", "mujoco"),
+        ("ale_py", "ALE/Pong-v5", "atari"),
+        ("Box2D", "BipedalWalker-v3", "box2d"),
+    ],
 )
-def test_a_missing_simulator_is_named_with_its_cure(missing: str, env_id: str, cure: str) -> None:
+def test_a_missing_simulator_is_named_with_its_cure(missing: str, env_id: str, extra: str) -> None:
     # A process of its own: here the simulator may have been imported before.
     program = (
         f"import sys; sys.modules[{missing!r}] = None\n"
@@ -185,8 +189,8 @@ def test_a_missing_simulator_is_named_with_its_cure(missing: str, env_id: str, c
         "except ConfigurationError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert f"environment {env_id!r}" in done.stdout
-    assert cure in done.stdout
+    assert f"environment {env_id!r} needs the package {missing!r}, which is not installed" in done.stdout
+    assert f"pip install 'rlsrl[{extra}]'" in done.stdout
 
 
 def test_gymnasium_is_imported_only_to_make_an_environment() -> None:

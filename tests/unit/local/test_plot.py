@@ -3,15 +3,25 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from matplotlib.colors import to_hex
 
 from rlsrl.cli import main
+from rlsrl.local.curves import AXES, Curve, Points, Series, curve_of
 from rlsrl.local.metrics_log import MetricsRow
-from rlsrl.local.plot import Curve, Series, curve_of, draw
+from rlsrl.local.plot import DrawnGroup, draw
 
 PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def line(label: str, *points: tuple[float, float], evaluations: Points = ()) -> Curve:
+    return Curve(label=label, returns=Series(points=points, evaluations=evaluations))
+
+
+def alone(*curves: Curve) -> list[DrawnGroup]:
+    return [DrawnGroup(label=curve.label, curves=[curve]) for curve in curves]
 
 
 def row(step: int, **scalars: float) -> MetricsRow:
@@ -43,7 +53,7 @@ def test_a_curve_is_returns_over_env_steps_without_rolled_back_rows() -> None:
         row(2, env_steps=21.0, return_mean=3.0),
         row(3, loss=1.0),
     ]
-    assert curve_of(rows, "x") == Curve(label="x", env_steps=(10.0, 21.0), return_mean=(1.0, 3.0))
+    assert curve_of(rows, "x") == line("x", (10.0, 1.0), (21.0, 3.0))
 
 
 def evaluation(step: int, **scalars: float) -> MetricsRow:
@@ -61,13 +71,13 @@ def test_length_and_values_of_info_have_panels_of_their_own() -> None:
         ],
         "a",
     )
-    assert curve.evaluations == ((10.0, 4.0),), "without the unfinished one"
+    assert curve.returns.evaluations == ((10.0, 4.0),), "without the unfinished one"
     assert curve.others == {
         "mean length": Series(points=((10.0, 5.0),), evaluations=((10.0, 6.0),)),
         "mean won": Series(points=((10.0, 0.5),), evaluations=((10.0, 1.0),), count=1200.0),
     }
 
-    panels = draw([curve, Curve(label="b", env_steps=(1.0,), return_mean=(2.0,))]).axes
+    panels = draw(alone(curve, line("b", (1.0, 2.0)))).axes
 
     assert [axes.get_ylabel() for axes in panels] == ["mean return of the last episodes", "mean length", "mean won"]
     assert [len(axes.get_lines()) for axes in panels] == [2, 1, 1]
@@ -77,8 +87,7 @@ def test_length_and_values_of_info_have_panels_of_their_own() -> None:
 
 
 def test_the_figure_has_a_line_a_run() -> None:
-    curves = [Curve(label=name, env_steps=(0.0, 1.0, 2.0), return_mean=(1.0, 2.0, 3.0)) for name in ("a", "b")]
-    (axes,) = draw(curves).axes
+    (axes,) = draw(alone(*(line(name, (0.0, 1.0), (1.0, 2.0), (2.0, 3.0)) for name in ("a", "b")))).axes
     assert [line.get_label() for line in axes.get_lines()] == ["a", "b"]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
     assert axes.get_lines()[0].get_xydata().tolist() == [[0, 1], [1, 2], [2, 3]]
@@ -93,9 +102,9 @@ def test_evaluations_are_points_in_the_colour_of_their_run() -> None:
         ),
     ]
     curve = curve_of(rows, "a")
-    assert (curve.env_steps, curve.evaluations) == ((10.0,), ((10.0, 4.0),))
+    assert curve.returns == Series(points=((10.0, 1.0),), evaluations=((10.0, 4.0),))
 
-    (axes,) = draw([curve]).axes
+    (axes,) = draw(alone(curve)).axes
 
     (points,) = axes.collections
     assert points.get_offsets().tolist() == [[10, 4]]
@@ -104,13 +113,48 @@ def test_evaluations_are_points_in_the_colour_of_their_run() -> None:
 
 
 def test_evaluations_alone_can_be_plotted() -> None:
-    assert Curve(label="a", env_steps=(), return_mean=(), evaluations=((0.0, 1.0),)).has_points
-    assert not Curve(label="a", env_steps=(), return_mean=()).has_points
+    assert line("a", evaluations=((0.0, 1.0),)).has_points
+    assert not line("a").has_points
 
 
 def test_a_single_point_can_be_seen() -> None:
-    (axes,) = draw([Curve(label="a", env_steps=(1.0,), return_mean=(2.0,))]).axes
+    (axes,) = draw(alone(line("a", (1.0, 2.0)))).axes
     assert axes.get_lines()[0].get_marker() == "."
+
+
+def test_a_goal_is_a_line_across_the_returns_alone() -> None:
+    panels = draw(
+        alone(Curve(label="a", returns=Series(points=((0.0, 1.0), (1.0, 2.0))), others={"mean length": Series()})),
+        goals=[475.0],
+    ).axes
+    assert [len(axes.get_lines()) for axes in panels] == [2, 1]
+    assert panels[0].get_lines()[1].get_ydata() == [475.0, 475.0]
+    assert [text.get_text() for text in panels[0].get_legend().get_texts()] == ["a", "goal 475"]
+
+
+def test_seeds_are_a_band_with_thin_lines() -> None:
+    seeds = [line(str(seed), *((float(x), float(x * seed)) for x in range(5))) for seed in range(1, 5)]
+    (axes,) = draw([DrawnGroup(label="a", curves=seeds)], axis="train-steps").axes
+    centre, *thin = axes.get_lines()
+    assert centre.get_label() == "a, 4 seeds"
+    np.testing.assert_allclose(centre.get_ydata(), 2.5 * np.array(centre.get_xdata()))
+    assert len(thin) == 4
+    assert all(each.get_linewidth() < centre.get_linewidth() for each in thin)
+    assert len(axes.collections) == 1, "the interval"
+    assert axes.get_xlabel() == "training steps"
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_a_curve_is_drawn_over_steps_or_time(axis: str) -> None:
+    def scalars(step: int) -> dict[str, float]:
+        return {"env_steps": 100.0 * step, "train_seconds": 0.5 * step, "return_mean": 1.0 * step}
+
+    rows = [row(step, **scalars(step)) for step in (0, 2, 4)]
+    rows.append(evaluation(3, **{"evaluation/env_steps": 300.0, "evaluation/return_mean": 7.0}))
+    curve = curve_of(rows, "a", axis)  # type: ignore[arg-type]  # one of AXES
+    scale = {"env-steps": 100.0, "train-steps": 1.0, "seconds": 0.5}[axis]
+    assert curve.returns.points == tuple((scale * step, 1.0 * step) for step in (0, 2, 4))
+    assert curve.returns.evaluations == ((3 * scale, 7.0),)
 
 
 def test_one_run_is_drawn_into_its_folder(tmp_path: Path) -> None:

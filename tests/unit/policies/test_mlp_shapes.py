@@ -9,8 +9,8 @@ import pytest
 
 from rlsrl.api.spec import NetworkOutputs
 from rlsrl.data.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec
+from rlsrl.parameters.layout import layout_digest
 from rlsrl.policies.build import build_network
-from rlsrl.policies.exported import layout_digest
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.mlp_shapes import mlp_shapes
 from rlsrl.policies.networks import MlpActionValues, MlpActorCritic, MlpPolicy

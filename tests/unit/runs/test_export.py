@@ -21,6 +21,7 @@ from rlsrl.cli import main
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.envs.interface import EnvironmentInterface
+from rlsrl.parameters.weights_file import decode_version
 from rlsrl.runs import export
 from rlsrl.runs.export import SUFFIXES, ExportRefused, export_version
 from rlsrl.runs.stored_version import load_version
@@ -110,7 +111,7 @@ def stored_run(folder: Path, case: str) -> Path:
     policy = torch_policy(config.network, found.spec, outputs=config.algorithm.chosen.outputs, seed=1)
     parameters, exported = policy.parameters(Version(1, 7)), policy.export()
     push(
-        run, 7, 10 * parameters.vector, layout=parameters.layout, exported=exported, interface=found,
+        run, 7, 10 * parameters.vector, shapes=policy.layout.shapes, exported=exported, interface=found,
         statistics=statistics, tag="best",
     )  # fmt: skip
     return run
@@ -204,6 +205,12 @@ def test_weights_are_exported_by_the_names_of_the_networks_parameters(tmp_path: 
     tensors = load_file(path)
     assert tensors["actor.0.weight"].shape == (16, 4)
     assert tensors["statistics/observation/mean"].tolist() == [0, 1, 2, 3]
+    named = tmp_path / "named.safetensors"
+    called = CliRunner().invoke(main, ["params", "export", str(run), "-o", str(named)])
+    assert called.exit_code == 0, called.output
+    for name, array in load_file(named).items():  # the order of the header's texts is not fixed
+        np.testing.assert_array_equal(array, tensors[name])
+    assert decode_version(named.read_bytes(), "a")[1] == decode_version(path.read_bytes(), "b")[1]
 
 
 def test_the_command_writes_a_file_that_a_program_without_rlsrl_uses(

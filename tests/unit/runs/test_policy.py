@@ -34,8 +34,8 @@ OF_CARTPOLE = EnvironmentInterface(
 @pytest.fixture
 def balance(tmp_path: Path) -> Path:
     run = make_run(tmp_path / "balance", CARTPOLE)
-    push(run, 10, LETS_FALL, layout="linear", exported=LINEAR, interface=OF_CARTPOLE, tag="first")
-    push(run, 20, BALANCES, layout="linear", exported=LINEAR, interface=OF_CARTPOLE)
+    push(run, 10, LETS_FALL, exported=LINEAR, interface=OF_CARTPOLE, tag="first")
+    push(run, 20, BALANCES, exported=LINEAR, interface=OF_CARTPOLE)
     return run
 
 
@@ -77,7 +77,7 @@ def test_a_network_without_exported_form_acts_as_its_exported_one(tmp_path: Path
     parameters, exported = policy.parameters(Version(1, 1)), policy.export()
     assert exported is not None
     for step, form in ((1, None), (2, exported)):
-        push(run, step, parameters.vector, layout=parameters.layout, exported=form, interface=OF_CARTPOLE)
+        push(run, step, parameters.vector, shapes=policy.layout.shapes, exported=form, interface=OF_CARTPOLE)
     by_network, by_numpy = rlsrl.load(run, version="1.1"), rlsrl.load(run, version="1.2")
     rng = np.random.default_rng(0)
     chosen = [(by_network.act(each), by_numpy.act(each)) for each in rng.standard_normal((200, 4))]
@@ -92,14 +92,14 @@ def test_masked_actions_are_never_chosen(tmp_path: Path) -> None:
         action_mask="legal",
     )
     exported = ExportedActor(
-        layout="linear",
+        layout=LINEAR.layout,
         num_parameters=10,
         observation={"observation/numbers": NUMBERS},
         layers=(LAYER,),
         head=CategoricalHead(num_actions=2, mask="observation/legal"),
     )
     run = make_run(tmp_path / "run", CARTPOLE)
-    push(run, 1, LETS_FALL, layout="linear", exported=exported, interface=interface)
+    push(run, 1, LETS_FALL, exported=exported, interface=interface)
     policy = rlsrl.load(run)
     for legal in ([1, 0], [0, 1]):
         observation = {"legal": np.array(legal, np.int8), "numbers": np.zeros(4, np.float32)}
@@ -115,14 +115,14 @@ def test_actions_within_bounds_are_those_of_the_environment(tmp_path: Path) -> N
         vector_actions="squashed",
     )
     exported = ExportedActor(
-        layout="linear",
+        layout=LINEAR.layout,
         num_parameters=10,
         observation={"observation": NUMBERS},
         layers=(LAYER,),
         head=SquashedHead(num_dimensions=1),
     )
     run = make_run(tmp_path / "run", CARTPOLE)
-    push(run, 1, [1, 0, 0, 0, 0, 0, 0, 0, 0, -1], layout="linear", exported=exported, interface=interface)
+    push(run, 1, [1, 0, 0, 0, 0, 0, 0, 0, 0, -1], exported=exported, interface=interface)
     policy = rlsrl.load(run)
     for mean in (-0.5, 0.0, 0.9):
         action = policy.act(np.array([mean, 0, 0, 0], np.float32))
@@ -178,6 +178,6 @@ def test_runs_that_are_not_there_are_named(balance: Path, monkeypatch: pytest.Mo
 def test_a_wrong_observation_and_a_version_of_unknown_spaces_are_refused(balance: Path) -> None:
     with pytest.raises(ValueError, match=r"observation has the shape \(3,\); expected \(4,\)"):
         rlsrl.load(balance).act(np.zeros(3))
-    push(balance, 30, BALANCES, layout="linear", exported=LINEAR)
+    push(balance, 30, BALANCES, exported=LINEAR)
     with pytest.raises(CodecError, match="is not an environment's interface"):
         rlsrl.load(balance)

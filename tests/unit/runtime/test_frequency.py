@@ -35,6 +35,22 @@ def test_by_seconds() -> None:
     assert not control.check(), "an interval that was missed is not made up for"
 
 
+@pytest.mark.parametrize("step_seconds", [0.001, 0.02, 0.3])
+def test_work_is_due_more_often_at_first(step_seconds: float) -> None:
+    clock = ManualClock()
+    control = FrequencyControl(seconds=1.0, least=50, clock=clock)
+    clock.advance(1000.0)  # what passes before the first check does not count
+    due = []
+    while len(due) < 50 or clock.monotonic() - due[0] < 200.0:
+        if control.check():
+            due.append(clock.monotonic())
+        clock.advance(step_seconds)
+    assert due[0] == 1000.0
+    assert due[49] - due[0] == pytest.approx(49 * step_seconds), "each of the first checks"
+    assert due[-1] - due[-2] == pytest.approx(1.0, abs=0.3), "later as otherwise"
+    assert len(due) < 600
+
+
 def test_the_first_due_limit_restarts_both() -> None:
     clock = ManualClock()
     control = FrequencyControl(seconds=10, steps=3, clock=clock)

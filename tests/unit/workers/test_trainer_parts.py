@@ -53,7 +53,11 @@ def test_a_schedule_ends_as_configured_or_with_training(schedule: str | None, ex
     ("overrides", "statistics", "state"),
     [
         ([], set(), set()),
-        (["policy.normalizeObservations=true"], {"observation/mean", "observation/variance"}, {"observation/count"}),
+        (
+            ["policy.normalizeObservations=true"],
+            {"observation/mean", "observation/variance", "observation/count"},
+            {"observation/count"},
+        ),
         (["algorithm.ppo.normalizeRewards=true"], set(), {"return/count"}),
     ],
 )

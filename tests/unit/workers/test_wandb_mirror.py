@@ -219,7 +219,7 @@ def test_the_mirror_gives_up_at_once_if_wandb_is_not_installed(
     mirrored.mirror.poll(new_rows=True)
     assert mirrored.failures == 1
     assert mirrored.mirror._process is None
-    assert "pip install wandb (no wandb here)" in capfd.readouterr().err
+    assert "pip install 'rlsrl[wandb]' (no wandb here)" in capfd.readouterr().err
 
 
 def test_a_wandb_process_that_does_not_finish_is_killed(

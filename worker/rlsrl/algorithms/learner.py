@@ -312,6 +312,17 @@ class Learner:
         counts = {"step": self._step, "minibatches": self._minibatches, "env_steps": self._env_steps}
         return arrays, counts | {"layout": self._layout, "schedule_rng": self._rng.bit_generator.state}
 
+    def start_from(self, arrays: Arrays) -> None:
+        """Take over the arrays of another run's state: moments, further groups, statistics. All counts begin at 0.
+
+        The Learner must have been made with the parameters of that state's version.
+
+        Raises:
+            KeyError, ValueError: the state is of another algorithm; nothing has changed.
+        """
+        _, own = self.state_dict()
+        self.load_state_dict(arrays, own)
+
     def load_state_dict(self, arrays: Arrays, values: Mapping[str, Any]) -> None:
         """Continue from a saved state. The Learner must have been made with the parameters of the same version.
 

@@ -28,7 +28,15 @@ from rlsrl.algorithms.base import Reduce
 from rlsrl.buffers.replay.rows import NEXT
 from rlsrl.data.slots import DISCOUNTED_RETURN
 from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec
-from rlsrl.policies.normalization import CLIP_RANGE, EPSILON, mean_of, standardizations, standardized, variance_of
+from rlsrl.policies.normalization import (
+    CLIP_RANGE,
+    EPSILON,
+    count_of,
+    mean_of,
+    standardizations,
+    standardized,
+    variance_of,
+)
 
 _RETURN = "return"
 """The name, in the state, of the statistics of the field ``discounted_return``. The observations' names start with
@@ -201,11 +209,30 @@ class Normalizer:
         statistics = {}
         for path in self._paths:
             moments = self._moments[path]
-            for name, values in ((mean_of(path), moments.mean), (variance_of(path), moments.variance)):
+            for name, values in (
+                (mean_of(path), moments.mean),
+                (variance_of(path), moments.variance),
+                (count_of(path), moments.count),
+            ):
                 # Beyond the largest float32 a variance would be infinite, and a version must be finite.
-                statistics[name] = np.minimum(values, _GREATEST).astype(np.float32)
+                statistics[name] = np.asarray(np.minimum(values, _GREATEST), np.float32)
                 statistics[name].flags.writeable = False
         return statistics
+
+    def start_from(self, statistics: Arrays) -> None:
+        """Start with the observations' statistics of a version. The scale of rewards starts without samples.
+
+        Raises:
+            KeyError: the version has no statistics of an observation; nothing has changed.
+        """
+        given = {}
+        for path in self._paths:
+            mean, variance, count = (
+                np.asarray(statistics[name], np.float64) for name in (mean_of(path), variance_of(path), count_of(path))
+            )
+            given[path] = Moments(count=count, mean=mean, squares=variance * count)
+        self._moments |= given
+        self._statistics = self._published()
 
     def state_dict(self) -> dict[str, NDArray[Any]]:
         """Return copies of the state's arrays, by path."""

@@ -69,6 +69,11 @@ def _integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def yaml_name(attribute: str) -> str:
+    """Return a field's name in YAML: ``keep_last`` is ``keepLast``, and ``from_`` is ``from``, a keyword of Python."""
+    return to_camel(attribute.removesuffix("_"))
+
+
 INTEGRAL = BeforeValidator(_integral)
 """Accepts ``1.0`` and ``1e3``, which kubectl sends for integers. Must stand last in an ``Annotated[int, ...]``."""
 
@@ -150,7 +155,7 @@ class Model(BaseModel):
     """Base of all models: camelCase in YAML, snake_case in Python, no unknown field, no coercion, no mutation."""
 
     model_config = ConfigDict(
-        alias_generator=to_camel,
+        alias_generator=yaml_name,
         validate_by_alias=True,
         validate_by_name=True,
         extra="forbid",
@@ -195,8 +200,8 @@ class Model(BaseModel):
             (cls.exactly_one, "exactly one of", 1),
             (cls.at_least_one, "at least one of", len(cls.at_least_one)),
         ):
-            given = [to_camel(name) for name in members if name in value or to_camel(name) in value]
-            names = ", ".join(map(to_camel, members))
+            given = [yaml_name(name) for name in members if name in value or yaml_name(name) in value]
+            names = ", ".join(map(yaml_name, members))
             if members and not given:
                 yield Violation(at=(), message=f"has none of {names}", allowed=f"{allowed} {names}")
             elif len(given) > limit:
@@ -208,7 +213,7 @@ class Model(BaseModel):
         schema = handler.resolve_ref_schema(handler(core_schema))
         for keyword, members in (("oneOf", cls.exactly_one), ("anyOf", cls.at_least_one)):
             if members:
-                schema[keyword] = [{"required": [to_camel(name)]} for name in members]
+                schema[keyword] = [{"required": [yaml_name(name)]} for name in members]
         schema[CEL_RULES] = list(cls.cel_rules())
         return schema
 
@@ -218,7 +223,7 @@ class Model(BaseModel):
         for rule in cls.rules:
             if rule.cel is not None:
                 yield CelRule(expression=rule.cel, message=rule.message, at=f".{rule.at}")
-        one, any_of = ([to_camel(name) for name in members] for members in (cls.exactly_one, cls.at_least_one))
+        one, any_of = ([yaml_name(name) for name in members] for members in (cls.exactly_one, cls.at_least_one))
         if one:
             given = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in one)
             yield CelRule(expression=f"{given} == 1", message=f"exactly one of {', '.join(one)}")

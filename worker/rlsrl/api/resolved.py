@@ -261,8 +261,9 @@ class TrainerConfig(RoleConfig):
         fields: dict[str, Any] = handler(self)
         if not self.stop.now:
             fields["stop"].pop("now", None)
-        if self.versions.store_request is None:
-            fields["versions"].pop("store_request", None)
+        for name in ("store_request", "from_"):
+            if getattr(self.versions, name) is None:
+                fields["versions"].pop(name, None)
         return fields
 
     @property

@@ -66,6 +66,7 @@ _BY_FIELD = {
     "evaluators.episodesPerEnvironment": "n_eval_episodes evaluation_duration",
     "evaluators.everyVersions": "eval_freq evaluation_interval",
     "evaluators.greedy": "deterministic",
+    "parameters.from.run": "init_from load_path restore warm_start",
     "parameters.keepLast": "keep_checkpoints_num num_to_keep",
     "parameters.everySteps": "save_freq checkpoint_freq checkpoint_frequency",
     "stop.envSteps": "total_timesteps timesteps_total num_env_steps_sampled_lifetime",

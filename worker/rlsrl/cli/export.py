@@ -32,8 +32,8 @@ def export(
 
     torch: a program that `torch.export.load` reads. onnx: a graph for onnxruntime and others (needs the extra onnx).
     Both take raw observations and return the most probable actions: normalisation, action mask and scaling are inside.
-    safetensors: the weights alone, by the names of the network's parameters. A file is compared with the policy on 1000
-    observations before it is written.
+    Such a file is compared with the policy on 1000 observations before it is written. safetensors: the weights alone,
+    by the names of the network's parameters, as `rlsrl params export` writes them.
     """
     from rlsrl.cli.runs import find_run
     from rlsrl.envs.codec import CodecError
@@ -58,5 +58,5 @@ def export(
         raise UserError(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"the file cannot be written: {error}") from error
-    compared = "its weights read back" if kind == "safetensors" else f"equal to the policy on {CHECKED} observations"
-    click.echo(f"{stored.parameters.version}: {target} ({len(data):,} bytes), {compared}")
+    compared = "" if kind == "safetensors" else f", equal to the policy on {CHECKED} observations"
+    click.echo(f"{stored.parameters.version}: {target} ({len(data):,} bytes){compared}")

@@ -20,9 +20,9 @@ from rlsrl.cli.errors import UserError, require_free
 from rlsrl.cli.runs import find_run
 from rlsrl.cli.text import columns
 from rlsrl.data.version import Version
-from rlsrl.parameters.encoding import encode_parameters
 from rlsrl.parameters.evaluations import evaluation_of, return_mean_of
 from rlsrl.parameters.protocols import ParameterDB, ParameterError, Parameters, VersionInfo
+from rlsrl.parameters.weights_file import encode_weights
 from rlsrl.runtime.durable import write_durably
 from rlsrl.workers.build.run_database import RESOLVED, open_run_database
 
@@ -122,12 +122,13 @@ def tag(run: Path, namespace: str | None, version: str, tags: tuple[str, ...], p
 def export(run: Path, namespace: str | None, version: str, output: Path, force: bool, policy: str) -> None:
     """Write one version to a safetensors file.
 
-    The file contains the weights, the statistics of the normalisation and, as JSON in its header, the metadata.
+    The file contains the weights by the names of the network's parameters, the statistics of the normalisation and, as
+    JSON in its header, the metadata. `parameters.from.file`, `rlsrl eval` and `rlsrl.load` read it.
     """
     require_free(output, force=force)
     with _user_errors(), _opened(run, namespace) as db:
         info, parameters = _one(db, policy, version)
-        data = encode_parameters(parameters, created_at=info.created_at, metadata=info.metadata)
+        data = encode_weights(parameters, created_at=info.created_at, metadata=info.metadata)
         write_durably(output, data)
     click.echo(f"{info.version}: {output} ({_size(len(data))})")
 

@@ -16,7 +16,7 @@ from rlsrl.cli.errors import UserError, environment_failed
 from rlsrl.local.controller import Failed, Finished, Interrupted, RecordsLost
 from rlsrl.local.display import UnbreakableOutput
 from rlsrl.local.folder_check import NothingToResume
-from rlsrl.local.run_folder import RunFolderError
+from rlsrl.local.run_folder import RUNS, RunFolderError
 from rlsrl.local.summary import closing_lines
 from rlsrl.runs.training import Console, EndedRun, train_on_this_machine
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
@@ -31,12 +31,25 @@ FINISHED, FAILED, BAD_INPUT, SIGNALLED = 0, 1, 2, 128
 @click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, help="Change a field; can be repeated.")
 @click.option("--seed", metavar="N", type=click.IntRange(min=0), help="Short for --set spec.seed=N.")
 @click.option(
+    "--seeds",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Train N runs one after the other, with the seed and those that follow it, in <run folder>-seed-<seed>.",
+)
+@click.option(
     "--run-dir",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
     help="The run folder; by default runs/<name>.",
 )
-def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, run_dir: Path | None) -> None:
+def run(
+    file: Path,
+    fresh: bool,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    seeds: int | None,
+    run_dir: Path | None,
+) -> None:
     """Train the experiment in FILE on this machine, or resume its unfinished run.
 
     Ctrl-C stores a last checkpoint and ends the run. Another Ctrl-C, a second or more later, kills it. The same
@@ -44,19 +57,19 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
     `rlsrl edit --help`. With a further `stop` a finished run continues. A closed output, as after `| head`, does not
     end the run; `rlsrl top` still shows it.
 
+    With --seeds the same command goes on with the runs that have not finished, and shows all in the end as `rlsrl
+    compare` does. A run that fails ends it.
+
     Exit status: 0 when the run has finished, 1 when it failed, 2 when the experiment is invalid, 128 plus the signal's
     number (Ctrl-C: 130) when it was interrupted.
     """
     given = (*overrides, *([] if seed is None else [f"spec.seed={seed}"]))
     try:
-        ended = train_on_this_machine(
-            GivenExperiment.of_file(file, given),
-            run_dir=run_dir,
-            fresh=fresh,
-            modules=file.absolute().parent,
-            console=Console(output=sys.stdout, say=_say, warn=partial(_say, err=True), shown=_short),
-        )
-        status = _report(ended, _again(file, overrides, seed, run_dir))
+        if seeds is None:
+            status = _report(_train(file, given, run_dir, fresh=fresh), _again(file, overrides, seed, run_dir))
+        else:
+            again = f"{_again(file, overrides, seed, run_dir)} --seeds {seeds}"
+            status = _train_seeds(file, given, run_dir, seeds, again, fresh=fresh)
     except (SpecError, RunFolderError, ConfigurationError) as error:
         raise UserError(str(error)) from error
     except EnvironmentFailed as error:
@@ -68,6 +81,40 @@ def run(file: Path, fresh: bool, overrides: tuple[str, ...], seed: int | None, r
     except KeyboardInterrupt:  # before the processes start, or after they have ended
         status = SIGNALLED + signal.SIGINT
     sys.exit(status)
+
+
+def _train(file: Path, overrides: tuple[str, ...], run_dir: Path | None, *, fresh: bool) -> EndedRun:
+    return train_on_this_machine(
+        GivenExperiment.of_file(file, overrides),
+        run_dir=run_dir,
+        fresh=fresh,
+        modules=file.absolute().parent,
+        console=Console(output=sys.stdout, say=_say, warn=partial(_say, err=True), shown=_short),
+    )
+
+
+def _train_seeds(
+    file: Path, overrides: tuple[str, ...], run_dir: Path | None, number: int, again: str, *, fresh: bool
+) -> int:
+    """Train a run for each seed, and compare them. Return the exit status of the first run that does not finish.
+
+    ``again`` is the command that goes on with the others.
+    """
+    from rlsrl.cli.plot import table
+    from rlsrl.local.comparison import grouped, read_result
+
+    experiment = GivenExperiment.of_file(file, overrides).load_with_fewest_actors()
+    base, first = run_dir or RUNS / experiment.metadata.name, experiment.spec.seed
+    paths = []
+    for seed in range(first, first + number):
+        folder = base.absolute().with_name(f"{base.absolute().name}-seed-{seed}")
+        _say(f"seed {seed} of {first} to {first + number - 1}: {_short(folder)}")
+        ended = _train(file, (*overrides, f"spec.seed={seed}"), folder, fresh=fresh)
+        if status := _report(ended, again):
+            return status
+        paths.append(ended.path)
+    _say(table(grouped([read_result(path) for path in paths])))
+    return FINISHED
 
 
 def _report(ended: EndedRun, again: str) -> int:

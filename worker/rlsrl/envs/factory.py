@@ -28,8 +28,17 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 
-_PLUGINS = {"ALE": ("ale_py", "ale-py")}
-"""Namespaces whose ids are registered by importing a package: (module, name to install)."""
+_PLUGINS = {"ALE": "ale_py"}
+"""Namespaces whose ids are registered by importing a module."""
+_EXTRAS = {
+    "ale_py": "atari",
+    "Box2D": "box2d",
+    "cv2": "atari",
+    "httptools": "http",
+    "mujoco": "mujoco",
+    "pygame": "video",
+}
+"""The extra of rlsrl that installs a module."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,9 +194,7 @@ def _make_in_server(source: EnvironmentSource, options: HttpOptions) -> gymnasiu
     try:
         from rlsrl.envs.http.client import HttpEnv
     except ImportError as error:
-        raise ConfigurationError(
-            f"{source} needs the package {error.name!r}, which is not installed; run: pip install 'rlsrl[http]'"
-        ) from error
+        raise _not_installed(source, error) from error
     return HttpEnv(options, kwargs=source.kwargs, place=source.place)
 
 
@@ -213,20 +220,30 @@ def _registered(source: EnvironmentSource, make: Callable[[str], _Made]) -> _Mad
         return make(name)
     except gymnasium.error.UnregisteredEnv as error:
         raise ConfigurationError(f"{source}: {error}{did_you_mean(name, gymnasium.registry)}") from error
-    except (gymnasium.error.Error, ImportError, TypeError) as error:
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise _not_installed(source, error) from error
+    except (gymnasium.error.Error, TypeError) as error:
         raise ConfigurationError(f"{source}: {error}") from error
+
+
+def _not_installed(source: EnvironmentSource, error: Exception) -> ConfigurationError:
+    """Return the error about a module that cannot be imported, with the extra that installs it."""
+    causes = (error, error.__cause__, error.__context__)
+    name = next((each.name for each in causes if isinstance(each, ImportError) and each.name), "").partition(".")[0]
+    if (extra := _EXTRAS.get(name)) is None:
+        return ConfigurationError(f"{source}: {error}")
+    return ConfigurationError(
+        f"{source} needs the package {name!r}, which is not installed; run: pip install 'rlsrl[{extra}]'"
+    )
 
 
 def _import_plugin(namespace: str, source: EnvironmentSource) -> None:
     if namespace not in _PLUGINS:
         return
-    module, package = _PLUGINS[namespace]
     try:
-        importlib.import_module(module)
+        importlib.import_module(_PLUGINS[namespace])
     except ImportError as error:
-        raise ConfigurationError(
-            f"{source} needs the package {package!r}, which is not installed; run: pip install {package}"
-        ) from error
+        raise _not_installed(source, error) from error
 
 
 def _import_module_of(spec: gymnasium.envs.registration.EnvSpec | None) -> None:
@@ -312,7 +329,4 @@ def _preprocessed(
             env, frame_skip=atari.frame_skip, screen_size=atari.screen_size, noop_max=atari.noop_max
         )
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise ConfigurationError(
-            f"{source} needs the package 'opencv-python-headless' for its preprocessing, which is not installed; run: "
-            "pip install opencv-python-headless"
-        ) from error
+        raise _not_installed(source, error) from error

@@ -293,6 +293,16 @@ def not_made(name: str, error: BaseException) -> EnvironmentFailed:
     return EnvironmentFailed(f"{name} cannot be made: it {_in_words(error)}", traceback=_traceback(error))
 
 
+def failed_in(call: str, error: BaseException) -> EnvironmentFailed:
+    """Return the failure of a call of an environment, such as ``step()``, that raised ``error``.
+
+    Raises:
+        KeyboardInterrupt: ``error`` is the user's Ctrl-C.
+    """
+    _raise_if_interrupt(error)
+    return EnvironmentFailed(f"{call} of the environment {_in_words(error)}", traceback=_traceback(error))
+
+
 def named(ranks: range) -> str:
     """Return a text for one environment, or for several that step in bulk."""
     if len(ranks) == 1:

@@ -11,6 +11,7 @@ from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import GANG_COMMAND, RolePlan, RunPlan
+from rlsrl.local.initial_weights import with_located_start
 from rlsrl.local.preflight import require_fixed_version, require_open_files
 from rlsrl.local.run_folder import CONFIGS, RunFolder
 from rlsrl.local.run_record import RunRecord
@@ -21,7 +22,7 @@ from rlsrl.workers.build.run_database import RESOLVED
 
 def resolve_locally(experiment: RLExperiment, path: Path, record: RunRecord) -> ResolvedExperiment:
     """Return the configs of the run in the folder ``path``, which is absolute."""
-    return resolve(experiment, local_placement(run_uid=record.run_uid, run_folder=path))
+    return resolve(with_located_start(experiment), local_placement(run_uid=record.run_uid, run_folder=path))
 
 
 def check_and_write(folder: RunFolder, resolved: ResolvedExperiment) -> None:

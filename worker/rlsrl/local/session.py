@@ -151,11 +151,13 @@ def write_summary(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, A
 def draw_curve(folder: RunFolder, experiment: RLExperiment) -> str | None:
     """Draw ``curve.png``. Return the error, or None: a missing picture must not fail the run."""
     try:
-        from rlsrl.local.plot import read_curve, save
+        from rlsrl.local.curves import read_curve
+        from rlsrl.local.plot import DrawnGroup, draw, save
 
-        curve = read_curve(folder.metrics, experiment.metadata.name)
+        curve, goal = read_curve(folder.metrics, experiment.metadata.name), experiment.spec.stop.return_mean
         if curve.has_points:
-            save([curve], folder.curve)
+            drawn = [DrawnGroup(label=curve.label, curves=[curve])]
+            save(draw(drawn, goals=[] if goal is None else [goal]), folder.curve)
     except (ImportError, OSError, ValueError) as error:
         return str(error)
     return None

@@ -30,6 +30,9 @@ from rlsrl.runtime.errors import damage
 HEADER_BYTES = 64 * 1024
 """Bytes at a file's start that hold the header of most files; ``header_size`` returns the exact number."""
 
+STATISTICS = "statistics/"
+"""Beginning of the names of the statistics' arrays in a file."""
+
 _PARAMETERS = "rlsrl.parameters.1"
 _STATE = "rlsrl.state.1"
 _DTYPES = frozenset(
@@ -90,15 +93,13 @@ def check_parameters(parameters: Parameters) -> None:
 
 def encode_parameters(parameters: Parameters, *, created_at: float, metadata: Mapping[str, Any]) -> bytes:
     """Return a weights file. The parameters must have passed ``check_parameters``."""
-    identity, arrays = _parameter_identity(parameters), _parameter_arrays(parameters)
     fields = {
-        **identity,
+        **_parameter_identity(parameters),
         "created_at": repr(created_at),
         "metadata": json.dumps(check_json(metadata, "metadata")),
         "num_parameters": str(parameters.vector.size),
-        "sha256": _sha256(identity, arrays),
     }
-    return _pack(fields, arrays)
+    return pack(fields, _parameter_arrays(parameters), identity=("format", "version", "layout"))
 
 
 def decode_parameters(data: bytes, source: str) -> Parameters:
@@ -107,13 +108,13 @@ def decode_parameters(data: bytes, source: str) -> Parameters:
     Raises:
         Corrupt: the bytes are not what was written; the text names ``source``.
     """
-    fields, arrays = _unpack(data, source, _PARAMETERS, ("version", "layout"))
+    fields, arrays = unpack(data, source, _PARAMETERS, ("version", "layout"))
     try:
         return Parameters(
             version=Version.parse(fields["version"]),
             vector=arrays.pop("vector"),
             layout=fields["layout"],
-            statistics={name.removeprefix("statistics/"): array for name, array in arrays.items()},
+            statistics={name.removeprefix(STATISTICS): array for name, array in arrays.items()},
         )
     except (KeyError, ValueError) as error:
         raise Corrupt(f"{source}: {damage(error)}") from error
@@ -135,7 +136,12 @@ def decode_header(data: bytes, source: str) -> StoredHeader:
     Raises:
         Corrupt: the bytes are not what was written; the text names ``source``.
     """
-    fields = _fields(data, source, _PARAMETERS)
+    return read_header(data, source, _PARAMETERS)
+
+
+def read_header(data: bytes, source: str, expected_format: str) -> StoredHeader:
+    """Return the text fields of a file of that format. See ``decode_header``."""
+    fields = _fields(data, source, expected_format)
     try:
         return StoredHeader(
             version=Version.parse(fields["version"]),
@@ -158,7 +164,7 @@ def encode_state(state: TrainerState) -> bytes:
     values = json.dumps(check_json(state.values, "values"))
     identity = {"format": _STATE, "version": str(check_version(state.version)), "values": values}
     arrays = {f"arrays/{name}": array for name, array in state.arrays.items()}
-    return _pack({**identity, "sha256": _sha256(identity, arrays)}, arrays)
+    return pack(identity, arrays, identity=tuple(identity))
 
 
 def check_state_of(state: TrainerState, version: Version) -> TrainerState:
@@ -178,7 +184,7 @@ def decode_state(data: bytes, source: str) -> TrainerState:
     Raises:
         Corrupt: the bytes are not what was written; the text names ``source``.
     """
-    fields, arrays = _unpack(data, source, _STATE, ("version", "values"))
+    fields, arrays = unpack(data, source, _STATE, ("version", "values"))
     try:
         return TrainerState(
             version=Version.parse(fields["version"]),
@@ -215,7 +221,7 @@ def _parameter_identity(parameters: Parameters) -> dict[str, str]:
 
 
 def _parameter_arrays(parameters: Parameters) -> dict[str, NDArray[Any]]:
-    statistics = {f"statistics/{name}": array for name, array in parameters.statistics.items()}
+    statistics = {f"{STATISTICS}{name}": array for name, array in parameters.statistics.items()}
     return {"vector": parameters.vector, **statistics}
 
 
@@ -242,9 +248,11 @@ def _sha256(identity: Mapping[str, str], arrays: Arrays) -> str:
     return sha256.hexdigest()
 
 
-def _pack(fields: Mapping[str, str], arrays: Arrays) -> bytes:
-    crc32 = str(zlib.crc32(_canonical(fields)))
-    return save({name: _dense(array) for name, array in arrays.items()}, {**fields, "crc32": crc32})
+def pack(fields: Mapping[str, str], arrays: Arrays, *, identity: tuple[str, ...]) -> bytes:
+    """Return a safetensors file with two checksums: of all texts, and of the arrays with the fields ``identity``."""
+    checked = {**fields, "sha256": _sha256({name: fields[name] for name in identity}, arrays)}
+    crc32 = str(zlib.crc32(_canonical(checked)))
+    return save({name: _dense(array) for name, array in arrays.items()}, {**checked, "crc32": crc32})
 
 
 def _fields(data: bytes, source: str, expected_format: str) -> dict[str, str]:
@@ -261,9 +269,16 @@ def _fields(data: bytes, source: str, expected_format: str) -> dict[str, str]:
     return fields
 
 
-def _unpack(
+def unpack(
     data: bytes, source: str, expected_format: str, identity: tuple[str, ...]
 ) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+    """Return the text fields and the read-only arrays of a file that ``pack`` wrote, verified.
+
+    ``identity`` names the fields, besides the format, that the arrays' checksum covers.
+
+    Raises:
+        Corrupt: the bytes are not what was written; the text names ``source``.
+    """
     fields = _fields(data, source, expected_format)
     try:
         arrays = load(data)

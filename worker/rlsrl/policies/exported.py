@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.data.specs import ActionPart, ArraySpec, PartKind, digest
+from rlsrl.data.specs import ActionPart, ArraySpec, PartKind
 
 SMALLEST = np.finfo(np.float32).tiny
 """Lower bound of draws and probabilities: they can be exactly 0, and their logarithm must be finite."""
@@ -31,11 +31,6 @@ Floats = NDArray[np.float32]
 
 class LayoutMismatch(ValueError):
     """The weights belong to another network than the actor; the text names both layouts."""
-
-
-def layout_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return ``Parameters.layout`` of a flat vector with parameters of these shapes, by name, in this order."""
-    return digest([[name, list(shape)] for name, shape in shapes.items()])
 
 
 def _relu(values: Floats, out: Floats) -> None:

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from rlsrl.policies.exported import layout_digest
+from rlsrl.parameters.layout import layout_digest
 from rlsrl.runtime.errors import ConfigurationError
 
 

@@ -33,6 +33,11 @@ def variance_of(path: str) -> str:
     return f"{path}/variance"
 
 
+def count_of(path: str) -> str:
+    """Return the name, in ``Parameters.statistics``, of the number of samples of an observation's mean and variance."""
+    return f"{path}/count"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Standardization:
     """Computes (x - mean) * scale, clipped to ``CLIP_RANGE``, for one observation array."""

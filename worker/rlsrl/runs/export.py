@@ -1,6 +1,6 @@
 """Writes a stored version of a policy for programs without rlsrl: as a torch program, an ONNX graph or named tensors.
 
-Each form is read back and compared with the policy on ``CHECKED`` observations before it is written to its file.
+Programs and graphs are read back and compared with the policy on ``CHECKED`` observations before they are written.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.specs import Arrays
 from rlsrl.envs.interface import EnvironmentInterface
+from rlsrl.parameters.weights_file import encode_weights
 from rlsrl.policies.exported import MASKED_LOGIT
 from rlsrl.policies.sampling import sampler_for
 from rlsrl.runs.stored_version import StoredVersion
@@ -67,10 +68,10 @@ def export_version(stored: StoredVersion, kind: ExportFormat) -> bytes:
         LayoutMismatch: the weights belong to another network.
         CodecError: the version does not say of which spaces it is.
     """
+    if kind == "safetensors":
+        return _named_weights(stored)
     interface = environment_interface_of(stored.metadata)
     policy = _policy(stored, interface)
-    if kind == "safetensors":
-        return _named_tensors(stored, policy)
     from rlsrl.policies.standalone import StandalonePolicy
 
     module = StandalonePolicy(policy.network, interface, stored.parameters.statistics).eval()
@@ -244,18 +245,9 @@ def _traced(module: StandalonePolicy, observations: Arrays) -> Any:
         ) from error
 
 
-def _named_tensors(stored: StoredVersion, policy: TorchPolicy) -> bytes:
-    """Return a safetensors file: each parameter by its name in the network, and the statistics by theirs."""
-    from safetensors.numpy import load, save
-
-    vector, layout = np.asarray(stored.parameters.vector), policy.layout
-    tensors = {
-        name: vector[offset : offset + size].reshape(layout.shapes[name])
-        for (name, offset), size in zip(layout.offsets.items(), layout.sizes, strict=True)
-    }
-    statistics = {f"statistics/{name}": np.asarray(array) for name, array in stored.parameters.statistics.items()}
-    data = save({**tensors, **statistics}, metadata=about(stored))
-    joined = np.concatenate([load(data)[name].ravel() for name in layout.shapes])
-    if not np.array_equal(joined, vector):
-        raise ExportRefused("the named tensors differ from the policy's weights")
-    return data
+def _named_weights(stored: StoredVersion) -> bytes:
+    """Return a file with each parameter by its name in the network, and the statistics by theirs."""
+    try:
+        return encode_weights(stored.parameters, created_at=stored.created_at, metadata=stored.metadata)
+    except ValueError as error:
+        raise ExportRefused(str(error)) from error

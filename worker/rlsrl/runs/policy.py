@@ -11,16 +11,25 @@ import numpy as np
 
 from rlsrl.data.slots import Slot, rollout_layout
 from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.envs.place import EnvironmentPlace
 from rlsrl.local.run_folder import find_run
 from rlsrl.policies.acting import LocalActor
 from rlsrl.runs.stored_version import StoredVersion, find_modules, load_exported, load_version, ref_of
 from rlsrl.runtime.durable import write_durably
-from rlsrl.workers.build.common import environment_interface_of, exported_actor, local_actor, torch_policy
+from rlsrl.workers.build.common import (
+    environment_interface_of,
+    environment_source,
+    exported_actor,
+    local_actor,
+    torch_policy,
+)
 from rlsrl.workers.build.run_database import RESOLVED
 from rlsrl.workers.evaluation import acting_noise
 
 if TYPE_CHECKING:
     import gymnasium
+
+    from rlsrl.runs.video import RecordedEpisode
 
 
 class TrainedPolicy:
@@ -70,8 +79,8 @@ class TrainedPolicy:
 
         The path's suffix chooses the form: ``.pt2`` is a torch program, ``.onnx`` a graph, which needs the extra
         ``onnx``, and ``.safetensors`` the weights alone, by the names of the network's parameters. Programs and graphs
-        take raw observations, [N, *shape] each, and return the most probable actions. The file is compared with the
-        policy on 1000 observations before it is written.
+        take raw observations, [N, *shape] each, and return the most probable actions. They are compared with the policy
+        on 1000 observations before they are written.
 
         Raises:
             ValueError: the suffix is another one.
@@ -82,6 +91,36 @@ class TrainedPolicy:
 
         target = Path(path)
         write_durably(target, export_version(self._stored, format_of(target)))
+
+    def record(
+        self, path: str | os.PathLike[str], *, episodes: int = 1, seed: int = 0, deterministic: bool = True
+    ) -> list[RecordedEpisode]:
+        """Play episodes in the experiment's environment, and write what it renders to an mp4 file, or replace the file.
+
+        The environment is made with ``render_mode="rgb_array"``. It needs the extra ``video``.
+
+        Args:
+            path: The file, which ends in ``.mp4``.
+            episodes: How many are played, one after the other.
+            seed: Of the first episode; the following ones have the following numbers.
+            deterministic: Whether to take the most probable actions.
+
+        Returns:
+            Return and length of each episode.
+
+        Raises:
+            NoVideo: the environment does not render, the package is missing, or the suffix is another one.
+            ConfigurationError: the environment cannot be made.
+            EnvironmentFailed: the environment's own code raised.
+            OSError: the file cannot be written.
+        """
+        from rlsrl.runs.video import record
+
+        place = EnvironmentPlace(
+            purpose="evaluation", rank=0, num_environments=1, worker=0, local_rank=0, seed=seed % 2**32
+        )
+        source = environment_source(self._stored.config.environment, place=place)
+        return record(self, source, Path(path), episodes=episodes, seed=seed, deterministic=deterministic)
 
     def _actor(self, *, greedy: bool) -> _OneStep:
         stored, spec = self._stored, self._interface.spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,8 @@ from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.data.version import Version
 from rlsrl.local.run_folder import RunFolderError, read_record
-from rlsrl.parameters.encoding import decode_header, decode_parameters
 from rlsrl.parameters.protocols import Parameters, Ref
+from rlsrl.parameters.weights_file import decode_version
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.workers.build.run_database import RESOLVED, open_run_database
 
@@ -29,6 +30,8 @@ class StoredVersion:
     parameters: Parameters
     metadata: Mapping[str, Any]
     """The version's metadata, with the exported actor if the policy has one."""
+    created_at: float
+    """When it was stored, in Unix seconds."""
 
 
 def ref_of(version: str | None, tag: str | None) -> Ref:
@@ -67,8 +70,13 @@ def load_version(run: Path, ref: Ref) -> StoredVersion:
     parameters = db.get(config.policy_name, ref)
     assert parameters is not None, "None only where newer_than is given"
     # A run that still trains may prune the version meanwhile. Then torch evaluates it instead of the exported actor.
-    metadata = (info.metadata for info in db.versions(config.policy_name) if info.version == parameters.version)
-    return StoredVersion(config=config, parameters=parameters, metadata=next(metadata, {}))
+    found = [info for info in db.versions(config.policy_name) if info.version == parameters.version]
+    return StoredVersion(
+        config=config,
+        parameters=parameters,
+        metadata=found[0].metadata if found else {},
+        created_at=found[0].created_at if found else time.time(),
+    )
 
 
 def load_exported(path: Path, experiment: Path) -> StoredVersion:
@@ -86,8 +94,8 @@ def load_exported(path: Path, experiment: Path) -> StoredVersion:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
-    parameters, header = decode_parameters(data, str(path)), decode_header(data, str(path))
-    return StoredVersion(config=config, parameters=parameters, metadata=header.metadata)
+    parameters, header = decode_version(data, str(path))
+    return StoredVersion(config=config, parameters=parameters, metadata=header.metadata, created_at=header.created_at)
 
 
 def find_modules(run: Path) -> None:

@@ -22,6 +22,7 @@ from rlsrl.local.auto_actors import choose_actors
 from rlsrl.local.controller import Failed, Finished, Interrupted, RunOutcome
 from rlsrl.local.edits import ClaimedRun, claim, describe, recorded_experiment
 from rlsrl.local.folder_check import check_versions
+from rlsrl.local.initial_weights import require_initial_weights
 from rlsrl.local.replay_room import require_room_for_stores
 from rlsrl.local.run_folder import RUNS, RunFolder
 from rlsrl.local.session import draw_curve, run_life, write_summary
@@ -165,7 +166,7 @@ def train_on_this_machine(
         SpecError: the experiment is invalid; lists every problem.
         RunFolderError: the folder cannot be used, or holds a run of another experiment.
         ConfigurationError: the environment or the user's network cannot be made, the store refuses the access, or
-            there is no room for replayed transitions.
+            there is no room for replayed transitions, or what ``parameters.from`` names does not exist.
         EnvironmentFailed: the environment's own code raised.
         NothingToResume: no stored version is intact.
         LedgerError: a ledger page is damaged.
@@ -177,6 +178,7 @@ def train_on_this_machine(
     with RunFolder.open(run_dir or RUNS / name, fresh=fresh) as folder:
         experiment = given.load(auto_actors=lambda: _num_actors(folder, given, modules, console))
         if not folder.holds_run:  # before it does: a run's capacity cannot be lowered
+            require_initial_weights(experiment, folder.path)
             _require_room(folder, experiment, modules, console)
         claimed = claim(folder, experiment, as_given=given.text)
         _show_changes(claimed, console)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 import math
 import random
+import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import JsonValue
-from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
-from rlsrl.api.model import Model
+from rlsrl.api.model import Model, yaml_name
 from rlsrl.api.spec import (
     VALUE_OPTIONS,
     ActionValueSettings,
@@ -96,7 +96,7 @@ def walk(model: type[Model] = RLExperiment, path: tuple[str, ...] = (), models: 
         if is_ignored(field):
             continue
         kind = kind_of(field.annotation, tuple(field.metadata))
-        case = Case((*path, to_camel(name)), (*models, model), kind, field.is_required())
+        case = Case((*path, yaml_name(name)), (*models, model), kind, field.is_required())
         yield case
         if isinstance(kind.type, type) and issubclass(kind.type, Model):
             yield from walk(kind.type, case.path, case.models)
@@ -146,6 +146,8 @@ EXAMPLES = {
     "spec.tracking.wandb.project": "my-project", "spec.tracking.wandb.entity": "my-team",
     "spec.evaluators.parameters.version": "1.2500", "spec.evaluators.parameters.tag": "best",
     "spec.evaluators.parameters.file": "/models/best.safetensors",
+    "spec.parameters.from.run": "runs/cartpole", "spec.parameters.from.file": "/models/best.safetensors",
+    "spec.parameters.from.version": "1.2500", "spec.parameters.from.tag": "best",
 }  # fmt: skip
 """Valid strings for fields with a pattern. All factories use the same string."""
 
@@ -302,9 +304,30 @@ def with_value(case: Case, value: Any) -> JsonDocument:
         _opened(document, STORES["custom"])
     if _store_of(document) is not None:
         spec.setdefault("pacing", {})["trainStepsPerEnvStep"] = 1
+    if case.path[:-1] == START and case.path[-1] not in STARTS[0]:
+        _opened(document, START)["run"] = "runs/cartpole"
     _opened(document, case.path[:-1])[case.path[-1]] = value
     return document
 
+
+START = ("spec", "parameters", "from")
+"""Where a document names the weights from which a run starts."""
+STARTS: tuple[JsonDocument, ...] = (
+    {"file": "/models/best.safetensors"},
+    {"file": "/models/a b.safetensors", "what": "weights"},
+)
+"""Valid values of it, in pods, too."""
+BROKEN_STARTS: tuple[JsonDocument, ...] = (
+    {"tag": "best"},
+    {"run": "cartpole", "version": "1.5", "tag": "best"},
+    {"run": "cartpole", "tag": "latest"},
+    {"run": "cartpole", "tag": "2.1500"},
+    {"file": "/models/best.safetensors", "tag": "best"},
+    {"file": "/models/best.safetensors", "version": "1.5"},
+    {"file": "/models/best.safetensors", "what": "all"},
+    {"run": "cartpole", "file": "/models/best.safetensors"},
+)
+"""Values that the API server and the models refuse."""
 
 STORES = {
     name: ("spec", "algorithm", name, *block.replay_path) for name, block in ALGORITHMS.items() if block.replay_path
@@ -344,7 +367,9 @@ def out_of_range(kind: FieldType) -> list[Any]:
     if get_origin(kind.type) is Literal:
         return ["other", get_args(kind.type)[0].upper() + "_"]
     if kind.type is str:
-        return ["x" * (kind.bound("max_length") + 1), "", "no spaces, please", "-x", "ä", "x\n"]
+        wrong = ["no spaces, please", "-x", "ä", "x\n", "\x7f"]
+        pattern = kind.bound("pattern")
+        return ["x" * (kind.bound("max_length") + 1), "", *(each for each in wrong if not re.search(pattern, each))]
     if get_origin(kind.type) is tuple:
         item, too_many = kind.items[0], kind.bound("max_length") + 1
         if is_list_of_models(kind):
@@ -401,6 +426,8 @@ def variation(rng: random.Random) -> JsonDocument:
         # Half of the documents follow training: fields of both kinds are covered.
         for name in rng.choice([("parameters",), ("replicas", "everySeconds", "everyVersions")]):
             evaluators.pop(name, None)
+    if "from" in (parameters := spec.get("parameters", {})):
+        parameters["from"] = copy.deepcopy(rng.choice(STARTS))
     if (store := _store_of(document)) is not None:
         _fit_replay(document, store, rng, num_environments=total)
     if "each" in spec["environment"].get("kwargsByRank", {}):
@@ -487,7 +514,7 @@ def inside(document: JsonDocument, path: tuple[str, ...]) -> JsonDocument:
 
 def camel(names: tuple[str, ...]) -> list[str]:
     """Return names in camelCase, as in YAML."""
-    return [to_camel(name) for name in names]
+    return [yaml_name(name) for name in names]
 
 
 def refused_documents() -> list[JsonDocument]:
@@ -504,7 +531,11 @@ def refused_documents() -> list[JsonDocument]:
         for case in CASES
         if (model := MODELS.get(case.path)) is not None and (model.exactly_one or model.at_least_one)
     ]
-    return [*unions, *entries, *_refused_shards()]
+    starts = []
+    for start in BROKEN_STARTS:
+        starts.append(minimal())
+        _opened(starts[-1], START[:-1])[START[-1]] = copy.deepcopy(start)
+    return [*unions, *entries, *starts, *_refused_shards()]
 
 
 def _refused_shards() -> Iterator[JsonDocument]:

@@ -461,3 +461,39 @@ def _closeness(space: spaces.Space[Any], action: Any, target: Any) -> Iterator[f
         yield float(1.0 - np.mean(np.abs(action - target) / np.where(np.isfinite(width), width, 4.0)))
     else:
         yield float(np.mean(np.asarray(action) == target))
+
+
+class ShadesEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """Each frame is a shade of grey: 20 after a reset, and 30 more after each of the 6 steps, whose reward is 1.5."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012 - as Gymnasium declares it
+
+    def __init__(self, render_mode: str | None = None, *, hides: bool = False, size: int = 37) -> None:
+        """``hides`` leaves out the attribute ``render_mode``. Frames are ``size`` high; with 0 each step raises."""
+        self.observation_space = spaces.Box(-1, 1, (4,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.render_mode = None if hides else render_mode
+        self._size = size
+        self._taken = 0
+
+    @override
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed, options=options)
+        self._taken = 0
+        return np.zeros(4, np.float32), {}
+
+    @override
+    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Take a step, whatever the action."""
+        if not self._size:
+            raise ValueError("the arm is stuck")
+        self._taken += 1
+        return np.zeros(4, np.float32), 1.5, self._taken == 6, False, {}
+
+    @override
+    def render(self) -> Any:
+        """Return the frame, [height, 48, 3]."""
+        return np.full((self._size or 16, 48, 3), 20 + 30 * self._taken, np.uint8)

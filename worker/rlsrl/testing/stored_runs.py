@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from rlsrl.data.specs import Arrays, ArraySpec
 from rlsrl.data.version import Version
 from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.layout import NETWORK_KEY, Shapes, layout_digest
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.exported import CategoricalHead, DenseLayer, ExportedActor
 from rlsrl.workers.build.common import EXPORTED_ACTOR_KEY, INTERFACE_KEY
@@ -29,8 +31,9 @@ spec:
   actors: {environments: 8}
   stop: {envSteps: 1000}
 """
+LINEAR_SHAPES = {"actor.weight": (2, 4), "actor.bias": (2,)}
 LINEAR = ExportedActor(
-    layout="linear",
+    layout=layout_digest(LINEAR_SHAPES),
     num_parameters=10,
     observation={"observation": ArraySpec(shape=(4,), dtype="float32")},
     layers=(DenseLayer(name="actor", weight_offset=0, bias_offset=8, in_size=4, out_size=2, activation="identity"),),
@@ -56,17 +59,23 @@ def push(
     step: int,
     weights: Sequence[float] | np.ndarray[tuple[int], np.dtype[np.float32]],
     *,
-    layout: str,
     exported: ExportedActor | None,
+    shapes: Shapes = LINEAR_SHAPES,
     interface: EnvironmentInterface | None = None,
     statistics: Arrays | None = None,
     tag: str = "",
 ) -> None:
     """Store version 1.``step`` in a run folder; without ``interface`` it does not say of which spaces it is."""
     parameters = Parameters(
-        version=Version(1, step), vector=np.array(weights, np.float32), layout=layout, statistics=statistics or {}
+        version=Version(1, step),
+        vector=np.array(weights, np.float32),
+        layout=layout_digest(shapes),
+        statistics=statistics or {},
     )
-    metadata = {EXPORTED_ACTOR_KEY: None if exported is None else exported.to_json()}
+    metadata: dict[str, Any] = {
+        EXPORTED_ACTOR_KEY: None if exported is None else exported.to_json(),
+        NETWORK_KEY: {name: list(shape) for name, shape in shapes.items()},
+    }
     if interface is not None:
         metadata[INTERFACE_KEY] = interface.to_json()
     tags = [tag] if tag else []

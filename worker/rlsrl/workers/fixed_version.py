@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rlsrl.api.spec import FixedVersion
 from rlsrl.data.version import Version
-from rlsrl.parameters.encoding import decode_header, decode_parameters
 from rlsrl.parameters.protocols import Corrupt, ParameterDB, Parameters, VersionInfo, VersionNotFound
+from rlsrl.parameters.weights_file import decode_version
 from rlsrl.runtime.errors import ConfigurationError, damage, did_you_mean
 from rlsrl.workers.build.common import exported_actor
 
@@ -84,7 +84,7 @@ class FixedVersionReader:
     def _of_file(self, path: Path) -> tuple[VersionInfo, Parameters]:
         try:
             data = path.read_bytes()
-            parameters, header = decode_parameters(data, path.name), decode_header(data, path.name)
+            parameters, header = decode_version(data, path.name)
         except FileNotFoundError as error:
             raise self.error(f"the file does not exist{_others(path)}") from error
         except OSError as error:

@@ -150,7 +150,7 @@ def main(arguments: list[str]) -> int:
     try:
         import wandb
     except ImportError as error:
-        sys.stderr.write(f"rlsrl: tracking.wandb needs the package 'wandb': pip install wandb ({error})\n")
+        sys.stderr.write(f"rlsrl: tracking.wandb needs the package 'wandb': pip install 'rlsrl[wandb]' ({error})\n")
         return NOT_INSTALLED
     folder = Path(options.folder)
     curve = Follower(folder / METRICS_FILE)

@@ -32,7 +32,13 @@ from rlsrl.api.spec.egress import EgressPeer, EgressPort, EgressRule, LabelSelec
 from rlsrl.api.spec.environment import Atari, Environment, EnvironmentSpec, HttpEnvironment, WorkerEnvironment
 from rlsrl.api.spec.experiment import API_VERSION, KIND, ExperimentSpec, RLExperiment
 from rlsrl.api.spec.metadata import Metadata
-from rlsrl.api.spec.parameters import FilesystemStore, ObjectStore, ParameterStore, ParameterVersions
+from rlsrl.api.spec.parameters import (
+    FilesystemStore,
+    InitialParameters,
+    ObjectStore,
+    ParameterStore,
+    ParameterVersions,
+)
 from rlsrl.api.spec.policy import VALUE_OPTIONS, Cnn, CustomNetwork, Mlp, Network, PolicySpec
 from rlsrl.api.spec.run import PausedWorkers, Restarts, Security, Stop, Tracking, Wandb
 from rlsrl.api.spec.scalars import NoiseColor, VectorActions
@@ -77,6 +83,7 @@ __all__ = [
     "FilesystemStore",
     "FixedVersion",
     "HttpEnvironment",
+    "InitialParameters",
     "LabelSelector",
     "LinearScheduleSpec",
     "Metadata",

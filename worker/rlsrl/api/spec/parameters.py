@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rlsrl.api.model import INTEGRAL, LIVE, REFUSE, Model
-from rlsrl.api.spec.scalars import Count, ObjectName, PositiveSeconds, VolumeSize, WhenDeleted
+from rlsrl.api.rules import CrossFieldRule, Fault
+from rlsrl.api.spec.scalars import (
+    Count,
+    FilePath,
+    ObjectName,
+    PositiveSeconds,
+    Tag,
+    VersionText,
+    VolumeSize,
+    WhenDeleted,
+)
+from rlsrl.api.spec.versions import tag_rule
 
 
 class FilesystemStore(Model):
@@ -65,11 +76,72 @@ class ParameterStore(Model):
     """An S3 bucket."""
 
 
+def _one_version(initial: InitialParameters) -> Fault | None:
+    if initial.version is None or initial.tag is None:
+        return None
+    return Fault(f"version {initial.version} and tag {initial.tag!r} may name two versions", "one of version and tag")
+
+
+def _file_has_one_version(initial: InitialParameters) -> Fault | None:
+    if initial.file is None or (initial.version is None and initial.tag is None):
+        return None
+    return Fault("a file has one version, without tags", "run, with version or tag; or file alone")
+
+
+def _file_has_no_state(initial: InitialParameters) -> Fault | None:
+    if initial.file is None or initial.what == "weights":
+        return None
+    return Fault("a file of weights has no state of a trainer", "weights; or run instead of file")
+
+
+class InitialParameters(Model):
+    """Weights of an earlier run, or of another program, from which a new run starts. A run that resumes has its own."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("run", "file")
+    rules: ClassVar[tuple[CrossFieldRule, ...]] = (
+        tag_rule("the newest version, omit tag"),
+        CrossFieldRule(
+            at="tag",
+            check=_one_version,
+            cel="!has(self.version) || !has(self.tag)",
+            message="version and tag may name two versions: give one of them",
+        ),
+        CrossFieldRule(
+            at="file",
+            check=_file_has_one_version,
+            cel="!has(self.file) || (!has(self.version) && !has(self.tag))",
+            message="a file has one version, without tags",
+        ),
+        CrossFieldRule(
+            at="what",
+            check=_file_has_no_state,
+            cel="!has(self.file) || self.what == 'weights'",
+            message="a file of weights has no state of a trainer: give a run",
+        ),
+    )
+
+    run: FilePath | None = None
+    """For `rlsrl run`: a run folder, or the name of one in runs/."""
+    file: FilePath | None = None
+    """A safetensors file: one that `rlsrl params export` wrote, or one with tensors by the names of the network's
+    parameters. On a cluster it is a path in the trainers' pods, for example on a volume of ``trainers.podTemplate``."""
+    version: VersionText | None = None
+    """A version of the run, in quotes; by default the newest."""
+    tag: Tag | None = None
+    """The version of the run with this tag."""
+    what: Literal["weights", "all"] = "weights"
+    """``weights``: the weights of the network, and the statistics that normalise its observations. ``all``: the
+    trainers' state at that version, too: the optimizer's moments, critics, target networks and the scale of rewards.
+    The algorithm must be the same. Steps and schedules begin at 0 in both cases, and replay stores are empty."""
+
+
 class ParameterVersions(Model):
     """Which versions of the weights are stored, and where."""
 
     store: Annotated[ParameterStore, REFUSE] = ParameterStore(filesystem=FilesystemStore())
     """Where versions are stored."""
+    from_: Annotated[InitialParameters, REFUSE] | None = None
+    """Where the weights of the first version come from; by default they are random, by the seed."""
     keep_last: Annotated[int, Field(ge=1, le=10_000), INTEGRAL] = 5
     """Untagged versions that are kept. Older ones are removed."""
     every_seconds: PositiveSeconds = 10.0

@@ -8,6 +8,15 @@ from pydantic import Field
 
 from rlsrl.api.model import INTEGRAL
 
+LATEST = "latest"
+VERSION_LIKE = r"[0-9]+[.][0-9]+"
+"""Texts that name versions in a parameter store, so that no tag has them (``rlsrl.parameters.names``)."""
+VersionText = Annotated[str, Field(pattern=r"^[0-9]{1,9}\.[0-9]{1,15}$", max_length=25, examples=["1.2500"])]
+"""A stored version: attempt and step."""
+Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", max_length=63, examples=["best"])]
+"""A tag of a stored version."""
+FilePath = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1024, examples=["/models/best.safetensors"])]
+"""A path of a file or folder."""
 PositiveSeconds = Annotated[float, Field(gt=0, le=31_536_000)]
 """A duration above 0 and up to a year, in seconds."""
 Count = Annotated[int, Field(ge=1, le=1_000_000_000_000_000), INTEGRAL]

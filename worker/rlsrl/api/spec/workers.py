@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from rlsrl.api.model import GANG, INTEGRAL, LIVE, REFUSE, ROLL, Model, PodTemplate
 from rlsrl.api.rules import CrossFieldRule, Fault
-from rlsrl.api.spec.scalars import Count, ObjectName, PositiveSeconds, VolumeSize, WhenDeleted
+from rlsrl.api.spec.scalars import Count, ObjectName, PositiveSeconds, Tag, VersionText, VolumeSize, WhenDeleted
+from rlsrl.api.spec.versions import tag_rule
 from rlsrl.api.spread import EnvironmentSpread, EvaluationSpread, spread_environments, spread_evaluation
 
 Device = Literal["auto", "cpu", "cuda"]
 """The device of a network."""
 CompileMode = Literal["off", "upfront", "background"]
 """When the training step is compiled."""
-_LATEST = "latest"
-_VERSION_LIKE = r"[0-9]+[.][0-9]+"
-"""Texts that name versions in a parameter store, so that no tag has them (``rlsrl.parameters.names``)."""
 
 
 class Actors(Model):
@@ -175,37 +172,15 @@ class Trainers(Model):
         return self.replicas // self.ranks_per_pod
 
 
-def _tag_is_no_version(fixed: FixedVersion) -> Fault | None:
-    if fixed.tag == _LATEST:
-        return Fault(
-            f"{_LATEST!r} is no tag: it means another version after each one that is stored",
-            "a tag, as `rlsrl params list` shows them; to play the newest versions, omit evaluators.parameters",
-        )
-    if fixed.tag is not None and re.fullmatch(_VERSION_LIKE, fixed.tag):
-        return Fault(f"{fixed.tag!r} is a version, not a tag", f'version: "{fixed.tag}"')
-    return None
-
-
 class FixedVersion(Model):
     """One stored version, for workers that do not follow training."""
 
     exactly_one: ClassVar[tuple[str, ...]] = ("version", "tag", "file")
-    rules: ClassVar[tuple[CrossFieldRule, ...]] = (
-        CrossFieldRule(
-            at="tag",
-            check=_tag_is_no_version,
-            cel=f"!has(self.tag) || (self.tag != '{_LATEST}' && !self.tag.matches('^{_VERSION_LIKE}$'))",
-            message="latest and texts like 2.1500 already name versions: no tag has such a name",
-        ),
-    )
+    rules: ClassVar[tuple[CrossFieldRule, ...]] = (tag_rule("the newest versions, omit evaluators.parameters"),)
 
-    version: Annotated[str, Field(pattern=r"^[0-9]{1,9}\.[0-9]{1,15}$", max_length=25, examples=["1.2500"])] | None = (
-        None
-    )
+    version: VersionText | None = None
     """A version of this run, in quotes. Trainers remove old versions without a tag (`parameters.keepLast`)."""
-    tag: (
-        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", max_length=63, examples=["best"])] | None
-    ) = None
+    tag: Tag | None = None
     """A tag of this run, as `rlsrl params tag` sets it. If the tag moves, the worker takes its new version."""
     file: (
         Annotated[str, Field(pattern=r"^/(.*[^/])?$", max_length=1024, examples=["/models/best.safetensors"])] | None

@@ -18,9 +18,10 @@ from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.place import EnvironmentPlace
 from rlsrl.envs.threads import ThreadedVectorEnv
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
+from rlsrl.parameters.layout import Shapes, difference, layout_digest, shapes_in
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import LocalActor
-from rlsrl.policies.exported import ExportedActor, LayoutMismatch, layout_digest
+from rlsrl.policies.exported import ExportedActor, LayoutMismatch
 from rlsrl.policies.mlp_shapes import mlp_shapes
 from rlsrl.runtime.call_board import CallBoard
 from rlsrl.workers.build.common import environment_source, exported_actor, local_actor, torch_policy
@@ -122,7 +123,7 @@ def begin_evaluation(
     try:
         exported = exported_actor(metadata)
         if plan.checks_network:
-            _require_same_network(plan, parameters, exported, envs.spec)
+            _require_same_network(plan, parameters, metadata, exported, envs.spec)
         actor = _local_actor(plan, exported, envs)
         actor.load(parameters)
         return envs, Evaluation(
@@ -152,7 +153,11 @@ def _local_actor(plan: EvaluationPlan, exported: ExportedActor | None, envs: Vec
 
 
 def _require_same_network(
-    plan: EvaluationPlan, parameters: Parameters, exported: ExportedActor | None, env_spec: EnvSpec
+    plan: EvaluationPlan,
+    parameters: Parameters,
+    metadata: Mapping[str, Any],
+    exported: ExportedActor | None,
+    env_spec: EnvSpec,
 ) -> None:
     """Raise ``LayoutMismatch`` unless the weights are those of the experiment's network for these environments.
 
@@ -162,7 +167,7 @@ def _require_same_network(
     if parameters.layout != layout_digest(shapes):
         raise LayoutMismatch(
             f"version {parameters.version} has {parameters.vector.size:,} weights of another network than "
-            f"the experiment's, which has {sum(map(math.prod, shapes.values())):,}{_difference(exported, shapes)}"
+            f"the experiment's, which has {sum(map(math.prod, shapes.values())):,}{_difference(metadata, shapes)}"
         )
     if exported is None:
         return
@@ -178,7 +183,7 @@ def _require_same_network(
             )
 
 
-def _network_shapes(plan: EvaluationPlan, env_spec: EnvSpec) -> Mapping[str, tuple[int, ...]]:
+def _network_shapes(plan: EvaluationPlan, env_spec: EnvSpec) -> Shapes:
     """Return the shapes of the network's parameters by name. Without torch for ``mlp``: its evaluators may lack it."""
     if plan.network.mlp is not None:
         mlp = plan.network.mlp
@@ -197,15 +202,10 @@ def _torch_policy(plan: EvaluationPlan, env_spec: EnvSpec) -> TorchPolicy:
     return torch_policy(plan.network, env_spec, outputs=plan.outputs, seed=plan.network_seed)
 
 
-def _difference(exported: ExportedActor | None, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the first layer of the version's actor that the network does not have, or nothing."""
-    for layer in () if exported is None else exported.layers:
-        name, shape = f"{layer.name}.weight", (layer.out_size, layer.in_size)
-        expected = next((shapes[each] for each in (name, f"network.{name}") if each in shapes), None)
-        if shape != expected:
-            here = "missing" if expected is None else f"{list(expected)}"
-            return f"; {name} is {list(shape)} there and {here} here"
-    return ""
+def _difference(metadata: Mapping[str, Any], shapes: Shapes) -> str:
+    """Return how the version's network differs, for an error, if the version has its names and shapes."""
+    found = shapes_in(metadata)
+    return "" if found is None else f"; {difference(found, shapes) or 'they follow each other in another order'}"
 
 
 def _source(plan: EvaluationPlan, rank: int, seeds: Sequence[int]) -> EnvironmentSource:

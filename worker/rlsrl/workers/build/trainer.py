@@ -20,6 +20,7 @@ from rlsrl.data.slots import SlotLayout
 from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.envs.interface import EnvironmentInterface
+from rlsrl.parameters.layout import NETWORK_KEY
 from rlsrl.parameters.protocols import ParameterDB, Parameters, TrainerState
 from rlsrl.parameters.resumption import ROLLBACK, Rollback, nothing_to_resume, rollback_of
 from rlsrl.parameters.terminal import withdrawn_failure
@@ -37,6 +38,7 @@ from rlsrl.workers.build.common import (
     torch_policy,
 )
 from rlsrl.workers.build.compile_child import request_for
+from rlsrl.workers.build.initial_weights import InitialWeights, read_initial_weights
 from rlsrl.workers.build.learner import (
     batch_layout,
     build_learner,
@@ -71,6 +73,8 @@ GANG_SECONDS = 120.0
 """How long a rank waits for the others at a step boundary before the gang restarts. A step takes less."""
 REPORT_SECONDS = 1.0
 """Seconds between two rows of the learning curve."""
+LEAST_ROWS = 50
+"""Rows that a run has, however short it is, if it takes so many steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +107,8 @@ def build_trainer(
     ``CheckpointWriter``.
 
     Raises:
-        ConfigurationError: the environment or the user's network cannot be made, or ranks start with different
-            parameters.
+        ConfigurationError: the environment or the user's network cannot be made, ranks start with different
+            parameters, or those of ``parameters.from`` are missing or do not fit.
         RunDamaged: the run has trained, and no stored version is intact.
         ExportMismatch: the exported actor does not compute what the network does.
         NotStored: the disk has no room for the first version.
@@ -117,9 +121,9 @@ def build_trainer(
     # An edit of a moment ago may have reached only some ranks: all take rank 0's settings.
     config = with_settings(config, gang.agree({"settings": settings_of(config)})[0]["settings"])
     state = _agreed_state(config, context, db, gang)
-    initial = _initial_parameters(config, context, db, policy, state)
-    learner = build_learner(config, interface.spec, policy, initial, gang.reduce, device, rank=gang.rank)
-    _resume_learner(learner, state, gang)
+    start = _initial_weights(config, context, gang) if state is None else None
+    initial = _initial_parameters(config, context, db, policy, state, start)
+    learner = _first_learner(config, interface.spec, policy, initial, device, state, start, gang)
     metadata = _acting_facts(policy, learner.parameters(initial.version), interface)
     withdrawn = None if state is None else withdrawn_failure(db, config.policy_name, state.version)
     with ExitStack() as resources:
@@ -151,10 +155,37 @@ def build_trainer(
         )
 
 
-def _resume_learner(learner: Learner, state: TrainerState | None, gang: Gang) -> None:
+def _initial_weights(config: TrainerConfig, context: WorkerContext, gang: Gang) -> InitialWeights | None:
+    """Return what ``parameters.from`` names, the same on every rank: the version that rank 0 has found."""
+    if (initial := config.versions.from_) is None:
+        return None
+    found = read_initial_weights(initial, config.policy_name) if gang.rank == 0 else None
+    version = gang.agree({"initial": None if found is None else found.version})[0]["initial"]
+    if found is None:
+        named = initial if version is None else initial.model_copy(update={"version": version, "tag": None})
+        found = read_initial_weights(named, config.policy_name)
+    context.log.info("starts_from", origin=found.origin, what=initial.what)
+    return found
+
+
+def _first_learner(
+    config: TrainerConfig,
+    env_spec: EnvSpec,
+    policy: TorchPolicy,
+    initial: Parameters,
+    device: torch.device,
+    state: TrainerState | None,
+    start: InitialWeights | None,
+    gang: Gang,
+) -> Learner:
+    """Return the learner with the state from which the rank resumes, or with what it starts from."""
+    learner = build_learner(config, env_spec, policy, initial, gang.reduce, device, rank=gang.rank)
     if state is not None:
         learner.load_state_dict(state.arrays, state.values["learner"])
+    elif start is not None:
+        start.start(learner)
     check_equal(learner, gang)
+    return learner
 
 
 def check_equal(learner: Learner, gang: Gang) -> None:
@@ -178,13 +209,14 @@ def _store_first(training: TrainingThread, checkpoints: CheckpointWriter, gang: 
 
 def _acting_facts(policy: TorchPolicy, parameters: Parameters, interface: EnvironmentInterface) -> dict[str, Any]:
     """Return the metadata by which a version acts: the exported actor, which is checked to compute what the network
-    does, and the environments' interface."""
+    does, the environments' interface, and the names and shapes of its weights."""
     exported = policy.export()
     if exported is not None:
         check_export(policy, exported, parameters)
     return {
         EXPORTED_ACTOR_KEY: None if exported is None else exported.to_json(),
         INTERFACE_KEY: interface.to_json(),
+        NETWORK_KEY: {name: list(shape) for name, shape in policy.layout.shapes.items()},
     }
 
 
@@ -375,10 +407,16 @@ def _agreed_state(config: TrainerConfig, context: WorkerContext, db: ParameterDB
 
 
 def _initial_parameters(
-    config: TrainerConfig, context: WorkerContext, db: ParameterDB, policy: TorchPolicy, state: TrainerState | None
+    config: TrainerConfig,
+    context: WorkerContext,
+    db: ParameterDB,
+    policy: TorchPolicy,
+    state: TrainerState | None,
+    start: InitialWeights | None,
 ) -> Parameters:
     if state is None:
-        return policy.parameters(Version(context.attempt, 0))
+        version = Version(context.attempt, 0)
+        return policy.parameters(version) if start is None else start.parameters(policy.layout, version)
     parameters = db.get(config.policy_name, state.version)
     assert parameters is not None, "get returns None only when asked for newer ones"
     context.log.info("resumed", version=str(state.version))
@@ -397,7 +435,7 @@ def _settings(config: TrainerConfig) -> TrainingSettings:
             now=stop.now,
         ),
         cadence=Cadence(
-            report=FrequencyControl(seconds=REPORT_SECONDS),
+            report=FrequencyControl(seconds=REPORT_SECONDS, least=LEAST_ROWS),
             push=FrequencyControl(seconds=versions.every_seconds, steps=versions.every_steps),
             tag=FrequencyControl(seconds=versions.tag_every_seconds, steps=versions.tag_every_steps),
         ),

@@ -1,0 +1,99 @@
+"""``rlsrl compare`` and ``rlsrl plot --seeds`` on generated run folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rlsrl.api.load import dump, load_text
+from rlsrl.cli import main
+from rlsrl.local.run_folder import RESOLVED_EXPERIMENT
+
+EXPERIMENT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {name: balance}
+spec:
+  environment: {id: CartPole-v1}
+  actors: {environments: 8}
+  stop: {envSteps: 100000, returnMean: 5}
+"""
+
+
+def make_run(folder: Path, *returns: float, **settings: object) -> Path:
+    """Make a run folder with a return for each of its steps of 100 transitions."""
+    folder.mkdir(parents=True)
+    experiment = load_text(EXPERIMENT, overrides=[f"{path.replace('__', '.')}={v}" for path, v in settings.items()])
+    (folder / RESOLVED_EXPERIMENT).write_text(dump(experiment))
+    (folder / "controller.json").write_text("{}")
+    rows = [
+        {
+            "step": step,
+            "wall": 0.0,
+            "role": "trainer",
+            "scalars": {"env_steps": 100.0 * step, "train_seconds": 2.0 * step, "return_mean": value},
+        }
+        for step, value in enumerate(returns, start=1)
+    ]
+    rows.append({"step": 2, "wall": 0.0, "role": "evaluator", "scalars": {"evaluation/return_mean": 8.0 + returns[-1]}})
+    rows[-1]["scalars"]["evaluation/env_steps"] = 200.0
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Five seeds of an experiment, and one run with another learning rate, in the current folder's runs/."""
+    monkeypatch.chdir(tmp_path)
+    for seed in range(5):
+        make_run(tmp_path / "runs" / f"balance-seed-{seed}", 1.0, 3.0 + seed, 5.0, 4.0 + seed, seed=seed)
+    make_run(tmp_path / "runs" / "faster", 1.0, 2.0, algorithm__ppo__learningRate=0.01)
+    return tmp_path / "runs"
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def test_seeds_of_an_experiment_are_one_row(runs: Path) -> None:
+    result = call("compare", *sorted(runs.iterdir()))
+    assert result.exit_code == 0, result.output
+    header, seeds, faster = (line.split("  ") for line in result.output.splitlines())
+    assert header[0] == "EXPERIMENT"
+    assert [cell.strip() for cell in seeds if cell.strip()] == [
+        "balance", "5", "6 (4.667 to 7.333)", "14 (12.67 to 15.33)", "400", "8.0", "5 (5 of 5)", "233 (200 to 300)",
+    ]  # fmt: skip
+    assert [cell.strip() for cell in faster if cell.strip()] == [
+        "balance, algorithm.ppo.learningRate=0.01", "1", "2", "10", "200", "4.0", "5 (0 of 1)", "-",
+    ]  # fmt: skip
+
+
+def test_json_has_the_figures_of_each_run(runs: Path) -> None:
+    (group,) = json.loads(call("compare", "--json", *sorted(runs.glob("balance*"))).output)
+    assert (group["experiment"], group["goal"], group["reached"]) == ("balance", 5.0, 5)
+    assert group["return_mean"]["value"] == 6.0
+    assert [run["seed"] for run in group["runs"]] == [0, 1, 2, 3, 4]
+    assert [run["return_mean"] for run in group["runs"]] == [4.0, 5.0, 6.0, 7.0, 8.0]
+    assert [run["steps_to_goal"] for run in group["runs"]] == [300.0, 300.0, 200.0, 200.0, 200.0]
+
+
+def test_a_picture_is_drawn_of_both(runs: Path, tmp_path: Path) -> None:
+    for command in (("compare",), ("plot", "--seeds", "--x", "seconds", "--smooth", 3)):
+        picture = tmp_path / f"{command[0]}.svg"
+        result = call(*command, *sorted(runs.iterdir()), "-o", picture)
+        assert result.exit_code == 0, result.output
+        assert "<svg" in picture.read_text()
+
+
+def test_what_cannot_be_compared_is_named(runs: Path) -> None:
+    for arguments, says in (
+        (("compare", "balance-seed-9"), "did you mean 'balance-seed-"),
+        (("plot", "balance-seed-0", "--x", "hours"), "'env-steps', 'train-steps', 'seconds'"),
+        (("compare", "faster", "-o", "x.nonsense"), "x.nonsense: "),
+    ):
+        result = call(*arguments)
+        assert result.exit_code == 2
+        assert says in result.output

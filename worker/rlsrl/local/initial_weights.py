@@ -1,0 +1,59 @@
+"""The start of a run from the weights of another one: where these are, and whether they exist."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from rlsrl.api.role_configs import POLICY_NAME
+from rlsrl.api.spec import InitialParameters, RLExperiment
+from rlsrl.local.run_folder import RunFolderError, find_run
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.workers.build.initial_weights import FIELD, read_initial_weights
+from rlsrl.workers.build.run_database import RESOLVED
+
+
+def with_located_start(experiment: RLExperiment) -> RLExperiment:
+    """Return the experiment with absolute paths in ``parameters.from``, for workers with another current folder.
+
+    A run that is only in runs/ is looked up there. What does not exist keeps its path.
+    """
+    if (initial := experiment.spec.parameters.from_) is None:
+        return experiment
+    versions = experiment.spec.parameters.model_copy(update={"from_": _located(initial)})
+    return experiment.model_copy(update={"spec": experiment.spec.model_copy(update={"parameters": versions})})
+
+
+def require_initial_weights(experiment: RLExperiment, run: Path) -> None:
+    """Check that what ``parameters.from`` of a new run names exists and is intact.
+
+    Whether it fits the network is for the trainers to say.
+
+    Args:
+        experiment: The experiment of the run.
+        run: The new run's folder, which is no source.
+
+    Raises:
+        ConfigurationError: the run, its version or the file is missing or damaged; the text names what exists.
+        OSError: a store cannot be read.
+    """
+    if (initial := experiment.spec.parameters.from_) is None:
+        return
+    if initial.run is not None:
+        try:
+            source = find_run(Path(initial.run), RESOLVED)
+        except RunFolderError as error:
+            raise ConfigurationError(f"{FIELD}.run: {error}") from error
+        if source.absolute() == run.absolute():
+            raise ConfigurationError(f"{FIELD}.run: {initial.run} is this run itself; allowed: another run")
+    read_initial_weights(_located(initial), POLICY_NAME)
+
+
+def _located(initial: InitialParameters) -> InitialParameters:
+    if initial.run is None:
+        assert initial.file is not None, "validation leaves exactly one"
+        return initial.model_copy(update={"file": str(Path(initial.file).absolute())})
+    run = Path(initial.run)
+    with contextlib.suppress(RunFolderError):  # the next reader's error says so
+        run = find_run(run, RESOLVED)
+    return initial.model_copy(update={"run": str(run.absolute())})
