@@ -310,7 +310,11 @@ def test_the_ratio_is_edited_while_a_run_trains(tmp_path: Path) -> None:
     assert 0 <= due - summary["minibatches"] < updates_of_a_step
     assert summary["ledger"]["balanced"]
     rows = [json.loads(line)["scalars"] for line in (desk.run_folder / "metrics.jsonl").read_text().splitlines()]
-    assert all(row["train_steps_behind"] <= row["train_steps_behind_limit"] for row in rows)
+    # The run's last slot is gathered whole once one of its eight lanes is granted: nothing else would be.
+    last, room = rows[-1]["replay_transitions"], after * 7 * 16
+    for row in rows:
+        excess = row["train_steps_behind"] - row["train_steps_behind_limit"]
+        assert excess <= (room if row["replay_transitions"] == last else 0)
     assert 0 < rows[-1]["replay_age"] < rows[-1]["replay_transitions"]
 
 
