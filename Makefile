@@ -4,7 +4,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := operator,rpc,env,http,mujoco,box2d,atari,wandb,torch,onnx,video,objectstore,local,dev
+EXTRAS := operator,rpc,env,http,mujoco,box2d,atari,wandb,torch,onnx,video,ui,objectstore,local,dev
 RUN_EXTRAS := rpc,env,torch,local
 PINNED := $(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.setup-$(PINNED)
@@ -53,7 +53,8 @@ e2e: setup system-tools  ## Start a real cluster of two nodes, run the tests on 
 e2e-full: setup system-tools  ## All tests on clusters, in shards (SHARD=name for one), and the report
 	@hack/e2e-full $(SHARD)
 
-test-slow: setup s3-server system-tools  ## Fault tests and training runs that are too long for `make test`
+test-slow: setup s3-server  ## Fault tests and training runs that are too long for `make test`
+	@hack/system-tools chromium chromedriver
 	$(BIN)/python -m pytest -m slow -n 2
 
 bench: setup  ## Measure a workload against peers (W=W1; the first run creates their environments, 5 GB each)

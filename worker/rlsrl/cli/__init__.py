@@ -36,6 +36,7 @@ COMMANDS = {
     "volumes": _Entry("rlsrl.cli.volumes:volumes", "List volumes on the cluster that no experiment uses."),
     "logs": _Entry("rlsrl.cli.logs:logs", "Print the logs of an experiment's pods on the cluster."),
     "validate": _Entry("rlsrl.cli.spec:validate", "Check experiment files and list every error."),
+    "ui": _Entry("rlsrl.cli.ui:ui", "Show the runs of this machine in a browser."),
     "size": _Entry("rlsrl.cli.size:size", "Estimate the speed of an experiment and its bottleneck."),
     "explain": _Entry("rlsrl.cli.spec:explain", "Describe a field of the experiment."),
     "schema": _Entry("rlsrl.cli.spec:schema", "Print the experiment's JSON schema."),

@@ -1,0 +1,272 @@
+"""What the page shows of the runs in a folder, as JSON values. Reads files alone, also those of runs that train."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlsrl.api.role_configs import POLICY_NAME
+from rlsrl.api.role_names import TRAINER
+from rlsrl.api.spec import RLExperiment
+from rlsrl.local.edits import recorded_experiment
+from rlsrl.local.goals import goals, time_left
+from rlsrl.local.run_folder import METRICS, RECORD, STATUS, SUMMARY, RunFolderError, is_running, read_record
+from rlsrl.local.status_file import read_status
+from rlsrl.local.worker_report import activity, mapping, number, objects, reports_of, state, troubles
+from rlsrl.parameters.evaluations import return_mean_of
+from rlsrl.parameters.protocols import ParameterError, VersionInfo
+from rlsrl.runtime.activity import stage_of
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.workers.build.run_database import open_run_database
+
+LOGS = "logs"
+MAX_ROWS = 5000
+"""Rows of a learning curve in one answer."""
+MAX_CURVE_BYTES = 8 * 1024 * 1024
+MAX_LOG_BYTES = 256 * 1024
+"""Bytes at the end of a log that are read."""
+MAX_WORKERS = 2000
+"""Workers that are listed of a role."""
+SHOWN_LINES = 200
+
+
+class NotThere(LookupError):
+    """The folder has no such run or log."""
+
+
+def run_names(folder: Path) -> list[str]:
+    """Return the names of the runs in the folder, the one that changed last first."""
+    try:
+        found = [path for path in folder.iterdir() if (path / RECORD).exists()]
+    except OSError:
+        return []
+    return [path.name for path in sorted(found, key=_changed_at, reverse=True)]
+
+
+def run_list(folder: Path) -> list[dict[str, Any]]:
+    """Return a row for each run in the folder."""
+    return [_row(folder / name) for name in run_names(folder)]
+
+
+def find(folder: Path, name: str) -> Path:
+    """Return the run of that name.
+
+    Raises:
+        NotThere: the folder has none. A name is never a path.
+    """
+    if name not in run_names(folder):
+        raise NotThere(f"there is no run {name!r}")
+    return folder / name
+
+
+def run_page(run: Path) -> dict[str, Any]:
+    """Return all of one run but its curve and its logs."""
+    experiment, status = _experiment(run), _status(run)
+    document, age = status if status is not None else ({}, None)
+    return {
+        **_row(run),
+        "problems": [*troubles(document), *_failure(run)],
+        "goals": [] if experiment is None else _goals(experiment, document),
+        "goalReturn": None if experiment is None else experiment.spec.stop.return_mean,
+        "totals": {name: value for name, value in mapping(document, "totals").items() if _is_plain(value)},
+        "statusAge": age,
+        "roles": {role: _role(document, role) for role in mapping(document, "roles")},
+        "ledger": _ledger(mapping(document, "ledger") or mapping(_summary(run), "ledger")),
+        "versions": _versions(run),
+        "logs": sorted(path.name for path in (run / LOGS).glob("*") if path.is_file()),
+        "experiment": _text(run / "experiment.resolved.yaml"),
+    }
+
+
+def curve(run: Path, after: int) -> dict[str, Any]:
+    """Return rows of the learning curve from the byte ``after`` of its file on, and where to go on.
+
+    If the file is shorter, it is another run's by now: the answer begins anew and says so.
+    """
+    try:
+        with (run / METRICS).open("rb") as file:
+            size = file.seek(0, 2)
+            is_anew = after > size or after < 0
+            begin = 0 if is_anew else after
+            file.seek(begin)
+            data = file.read(MAX_CURVE_BYTES)
+    except FileNotFoundError:
+        return {"next": 0, "anew": after > 0, "rows": []}
+    lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)[:MAX_ROWS]
+    rows = [row for line in lines if (row := _curve_row(line)) is not None]
+    return {"next": begin + sum(map(len, lines)), "anew": is_anew, "rows": rows}
+
+
+def log_lines(run: Path, name: str) -> list[str]:
+    """Return the last lines of a log.
+
+    Raises:
+        NotThere: the run has no such log.
+    """
+    if name not in {path.name for path in (run / LOGS).glob("*") if path.is_file()}:
+        raise NotThere(f"{run.name} has no log {name!r}")
+    with (run / LOGS / name).open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - MAX_LOG_BYTES))
+        text = file.read().decode(errors="replace")
+    return [_log_line(line) for line in text.splitlines()[-SHOWN_LINES:]]
+
+
+def _row(run: Path) -> dict[str, Any]:
+    summary, status = _summary(run), _status(run)
+    totals = mapping(status[0], "totals") if status is not None else {}
+    is_live = is_running(run)
+    seen = totals if is_live or not summary else summary
+    return {
+        "name": run.name,
+        "state": _state(run, summary, status, is_live=is_live),
+        "returnMean": number(seen, "return_mean"),
+        "envSteps": number(seen, "env_steps"),
+        "trainSteps": number(seen, "train_steps"),
+        "stepsPerSecond": number(seen, "env_steps_per_second"),
+        "changedAt": _changed_at(run),
+    }
+
+
+def _state(run: Path, summary: Mapping[str, Any], status: Any, *, is_live: bool) -> str:
+    if is_live:
+        return str(status[0].get("phase") or "starting") if status is not None else "starting"
+    if summary.get("failure"):
+        return "failed"
+    if summary.get("finished"):
+        return "finished"
+    try:
+        record = read_record(run)
+    except RunFolderError:
+        return "damaged"
+    return "not finished" if record is not None and record.attempt else "not started"
+
+
+def _ledger(counts: Mapping[str, Any]) -> dict[str, float]:
+    """Return the counts by name; those with several causes as their sum."""
+    numbers = {name: sum(value.values()) if isinstance(value, dict) else value for name, value in counts.items()}
+    return {
+        name: value for name, value in numbers.items() if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _failure(run: Path) -> list[str]:
+    failure = _summary(run).get("failure")
+    return [f"FAILED: {failure}"] if failure else []
+
+
+def _goals(experiment: RLExperiment, document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    totals = mapping(document, "totals")
+    trained = [number(mapping(report, "stats"), "train_seconds") for report in reports_of(document, TRAINER)]
+    found = goals(experiment.spec.stop, totals, next((each for each in trained if each is not None), 0.0))
+    left = time_left(found)
+    listed = [
+        {"label": goal.label, "fraction": goal.fraction, "current": goal.current, "target": goal.target}
+        for goal in found
+    ]
+    return [*listed, *([{"label": left}] if left else [])]
+
+
+def _role(document: Mapping[str, Any], role: str) -> dict[str, Any]:
+    reports = reports_of(document, role)
+    gone = [{**each, "state": "gone"} for each in objects(document, "gone") if each.get("role") == role]
+    return {"number": len(reports), "workers": [_worker(report) for report in (*reports, *gone)[:MAX_WORKERS]]}
+
+
+def _worker(report: Mapping[str, Any]) -> dict[str, Any]:
+    shares = activity([report])
+    waits = {name: share for name, share in shares.items() if stage_of(name) is None}
+    return {
+        "index": report.get("index"),
+        "state": str(report["state"]) if report.get("state") == "gone" else state(report),
+        "busy": sum(share for name, share in shares.items() if name not in waits) if shares else None,
+        "waits": waits,
+        "waitsFor": str(report.get("waiting_for") or ""),
+        "version": str(report.get("version") or ""),
+        "perSecond": number(mapping(report, "stats"), "samples_per_second"),
+    }
+
+
+def _versions(run: Path) -> list[dict[str, Any]]:
+    try:
+        db = open_run_database(run)
+        infos = db.versions(POLICY_NAME) if POLICY_NAME in db.policies() else []
+    except (ConfigurationError, ParameterError, OSError):
+        return []
+    return [_version(info) for info in reversed(infos)]
+
+
+def _version(info: VersionInfo) -> dict[str, Any]:
+    return {
+        "version": str(info.version),
+        "tags": list(info.tags),
+        "createdAt": info.created_at,
+        "envSteps": number(info.metadata, "env_steps"),
+        "returnMean": number(info.metadata, "return_mean"),
+        "evaluation": return_mean_of(info),
+        "hasState": info.has_state,
+    }
+
+
+def _curve_row(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+        scalars = {name: each for name, each in value["scalars"].items() if isinstance(each, int | float)}
+        return {"step": int(value["step"]), "role": str(value["role"]), "scalars": scalars}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _log_line(line: str) -> str:
+    """Return an event in one line; other lines as they are."""
+    try:
+        event = json.loads(line)
+        head = f"{event.pop('timestamp', '')} {event.pop('level', '')} {event.pop('event', '')}"
+    except (AttributeError, TypeError, ValueError):
+        return line
+    return " ".join([head.strip(), *(f"{name}={value}" for name, value in event.items())])
+
+
+def _experiment(run: Path) -> RLExperiment | None:
+    try:
+        return recorded_experiment(run)
+    except (RunFolderError, OSError, ValueError):
+        return None
+
+
+def _status(run: Path) -> tuple[Mapping[str, Any], float] | None:
+    try:
+        return read_status(run / STATUS)
+    except (OSError, ValueError):
+        return None
+
+
+def _summary(run: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads((run / SUMMARY).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _changed_at(run: Path) -> float:
+    """Return when the run's status, curve or record was written last, in Unix seconds."""
+    times = []
+    for name in (STATUS, METRICS, SUMMARY, RECORD):
+        try:
+            times.append((run / name).stat().st_mtime)
+        except OSError:
+            continue
+    return max(times, default=0.0)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, int | float | str)
