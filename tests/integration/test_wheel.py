@@ -53,11 +53,11 @@ def test_the_wheel_trains_in_a_clean_environment(tmp_path: Path) -> None:
     assert acted.stdout.strip() in ("0", "1"), acted.stderr
 
     for command, extra in (
+        (("video", "small"), "video"),
+        (("export", "small", "--format", "onnx"), "onnx"),
         (("run", "small.yaml", "--fresh", "--set", "environment.id=HalfCheetah-v5"), "mujoco"),
         (("run", "small.yaml", "--fresh", "--set", "environment.id=BipedalWalker-v3"), "box2d"),
         (("run", "small.yaml", "--fresh", "--set", "environment.id=ALE/Pong-v5"), "atari"),
-        (("video", "small"), "video"),
-        (("export", "small", "--format", "onnx"), "onnx"),
     ):
         done = call(tmp_path, rlsrl, *command)
         assert done.returncode == 2, done.stdout + done.stderr
