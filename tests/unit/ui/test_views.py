@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlsrl.local.run_folder import METRICS, RECORD, STATUS, SUMMARY
+from rlsrl.local.run_folder import LOCK, METRICS, RECORD, STATUS, SUMMARY
 from rlsrl.testing.stored_runs import BALANCES, CARTPOLE, LINEAR, make_run, push
 from rlsrl.ui.views import NotThere, curve, find, log_lines, run_list, run_names, run_page
 
@@ -44,7 +46,8 @@ def row(step: int, role: str = "trainer") -> str:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path: Path) -> Iterator[Path]:
+    """A run folder whose lock is held, as that of a run that trains."""
     folder = make_run(tmp_path / "balance", CARTPOLE)
     push(folder, 20, BALANCES, exported=LINEAR, tag="best")
     (folder / RECORD).write_text("{}")
@@ -53,7 +56,19 @@ def run(tmp_path: Path) -> Path:
     (folder / "logs").mkdir()
     event = {"timestamp": "12:00", "level": "info", "event": "serving", "port": 7}
     (folder / "logs" / "actor-0.jsonl").write_text(json.dumps(event) + "\nTraceback (most recent call last):\n")
-    return folder
+    with (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+def test_the_workers_of_a_run_that_was_killed_have_ended(run: Path, tmp_path: Path) -> None:
+    (run / SUMMARY).write_text(json.dumps({"failure": "that of an earlier life"}))
+    assert run_page(run)["problems"] == []
+    (run / LOCK).unlink()
+    page = run_page(run)
+    assert {worker["state"] for worker in page["roles"]["actor"]["workers"]} == {"ended"}
+    assert page["goals"] == []
+    assert page["problems"] == ["FAILED: that of an earlier life"]
 
 
 def test_a_run_is_shown_with_workers_versions_ledger_and_logs(run: Path) -> None:
@@ -115,7 +130,7 @@ def test_runs_are_listed_by_their_last_change_with_their_state(run: Path, tmp_pa
     assert (done["state"], done["returnMean"], done["envSteps"]) == ("finished", 480.0, 5000.0)
     assert broken["state"] == "failed"
     assert run_page(tmp_path / "broken")["problems"] == ["FAILED: the gripper is stuck"]
-    assert balance["state"] == "damaged", "its record says nothing"
+    assert balance["state"] == "training"
     assert (balance["returnMean"], balance["changedAt"]) == (31.5, 1000.0)
     assert run_list(tmp_path / "absent") == []
 

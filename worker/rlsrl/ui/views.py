@@ -30,6 +30,8 @@ MAX_LOG_BYTES = 256 * 1024
 MAX_WORKERS = 2000
 """Workers that are listed of a role."""
 SHOWN_LINES = 200
+LATE_SECONDS = 5.0
+"""Age from which the status of a live run is late, as in ``rlsrl top``."""
 
 
 class NotThere(LookupError):
@@ -47,7 +49,13 @@ def run_names(folder: Path) -> list[str]:
 
 def run_list(folder: Path) -> list[dict[str, Any]]:
     """Return a row for each run in the folder."""
-    return [_row(folder / name) for name in run_names(folder)]
+    rows = []
+    for name in run_names(folder):
+        try:
+            rows.append(_row(folder / name))
+        except (OSError, OverflowError, RecursionError, TypeError, ValueError):  # one damaged run hides no other
+            rows.append({"name": name, "state": "damaged", "changedAt": 0.0})
+    return rows
 
 
 def find(folder: Path, name: str) -> Path:
@@ -65,15 +73,18 @@ def run_page(run: Path) -> dict[str, Any]:
     """Return all of one run but its curve and its logs."""
     experiment, status = _experiment(run), _status(run)
     document, age = status if status is not None else ({}, None)
+    is_live, summary = is_running(run), _summary(run)
+    problems = [*troubles(document), *_late(age)] if is_live else _failure(summary)
+    ledgers = (document, summary) if is_live else (summary, document)
     return {
         **_row(run),
-        "problems": [*troubles(document), *_failure(run)],
-        "goals": [] if experiment is None else _goals(experiment, document),
+        "problems": problems,
+        "goals": _goals(experiment, document) if is_live and experiment is not None else [],
         "goalReturn": None if experiment is None else experiment.spec.stop.return_mean,
         "totals": {name: value for name, value in mapping(document, "totals").items() if _is_plain(value)},
         "statusAge": age,
-        "roles": {role: _role(document, role) for role in mapping(document, "roles")},
-        "ledger": _ledger(mapping(document, "ledger") or mapping(_summary(run), "ledger")),
+        "roles": {role: _role(document, role, is_live=is_live) for role in mapping(document, "roles")},
+        "ledger": _ledger(mapping(ledgers[0], "ledger") or mapping(ledgers[1], "ledger")),
         "versions": _versions(run),
         "logs": sorted(path.name for path in (run / LOGS).glob("*") if path.is_file()),
         "experiment": _text(run / "experiment.resolved.yaml"),
@@ -151,8 +162,13 @@ def _ledger(counts: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _failure(run: Path) -> list[str]:
-    failure = _summary(run).get("failure")
+def _late(age: float | None) -> list[str]:
+    is_late = age is not None and age > LATE_SECONDS
+    return [f"the status is {age:.0f} s old: the coordinator does not answer"] if is_late else []
+
+
+def _failure(summary: Mapping[str, Any]) -> list[str]:
+    failure = summary.get("failure")
     return [f"FAILED: {failure}"] if failure else []
 
 
@@ -168,10 +184,14 @@ def _goals(experiment: RLExperiment, document: Mapping[str, Any]) -> list[dict[s
     return [*listed, *([{"label": left}] if left else [])]
 
 
-def _role(document: Mapping[str, Any], role: str) -> dict[str, Any]:
+def _role(document: Mapping[str, Any], role: str, *, is_live: bool) -> dict[str, Any]:
+    """Return the workers of a role, then those that have left; of a run that has ended, all have ended."""
     reports = reports_of(document, role)
     gone = [{**each, "state": "gone"} for each in objects(document, "gone") if each.get("role") == role]
-    return {"number": len(reports), "workers": [_worker(report) for report in (*reports, *gone)[:MAX_WORKERS]]}
+    workers = [_worker(report) for report in (*reports, *gone)][:MAX_WORKERS]
+    if not is_live:
+        workers = [{**worker, "state": "ended", "busy": None, "waits": {}, "perSecond": None} for worker in workers]
+    return {"number": len(reports), "workers": workers}
 
 
 def _worker(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -209,6 +209,10 @@ function route() {
   window.scrollTo(0, 0);
 }
 
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address names the view
+  main.focus();
+});
 window.addEventListener("hashchange", () => {
   route();
   main.focus();

@@ -9,7 +9,7 @@ export function draw(figure, rows, metric, goalReturn) {
   const evaluated = metric === "return_mean" ? pointsOf(rows, "evaluation/env_steps", "evaluation/return_mean") : [];
   const all = [...points, ...evaluated];
   if (!all.length) {
-    figure.textContent = "No episode has ended yet.";
+    figure.textContent = `No values of ${metric} yet.`;
     return;
   }
   const goal = metric === "return_mean" && typeof goalReturn === "number" ? goalReturn : null;
@@ -49,7 +49,9 @@ function ticks(low, high) {
   const power = 10 ** Math.floor(Math.log10((high - low) / 5)), rough = (high - low) / 5 / power;
   const step = power * (rough >= 5 ? 10 : rough >= 2 ? 5 : rough >= 1 ? 2 : 1);
   const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + step / 1e6; value += step) found.push(Number(value.toPrecision(12)));
+  const first = Math.ceil(low / step) * step;
+  for (let place = 0; place < 12 && first + place * step <= high + step / 1e6; place += 1)
+    found.push(Number((first + place * step).toPrecision(12)));
   return found;
 }
 

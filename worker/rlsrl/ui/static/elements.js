@@ -28,7 +28,9 @@ export function replace(body, items, cells) {
 
 export function number(value) {
   if (typeof value !== "number" || !Number.isFinite(value)) return "-";
-  const digits = Math.abs(value) >= 1000 ? 0 : Math.abs(value) >= 10 ? 1 : 3;
+  if (value !== 0 && Math.abs(value) < 1e-4) return value.toExponential(2);
+  if (Math.abs(value) < 10) return value.toLocaleString("en", { maximumSignificantDigits: 4 });
+  const digits = Math.abs(value) >= 1000 ? 0 : 1;
   return value.toLocaleString("en", { maximumFractionDigits: Number.isInteger(value) ? 0 : digits });
 }
 

@@ -2,9 +2,9 @@
 
 import { number, shape } from "./elements.js";
 
-const WAY = ["actor", "policy", "buffer", "trainer"], ASIDE = ["evaluator", "coordinator"];
+const WAY = ["actor", "buffer", "trainer"], ASIDE = ["policy", "evaluator", "coordinator"];
 const BOX = 14, GAP = 3, COLUMNS = 16, WIDTH = 200, MOST = 512;
-const RUNS = new Set(["running", "paused", "configuring"]);
+const RUNS = new Set(["running", "paused", "configuring", "starting", "exiting", "ended"]);
 
 export function picture(figure, roles) {
   const way = WAY.filter((role) => roles[role]?.workers.length), aside = ASIDE.filter((role) => roles[role]?.workers.length);
