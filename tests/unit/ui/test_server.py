@@ -93,3 +93,10 @@ def test_only_reading_by_a_name_of_this_machine_is_answered(address: str) -> Non
         assert call(address, "/api/runs", method=method)[0] == 405
     assert call(address, "/api/runs", host="evil.example")[0] == 400, "a name that leads here from elsewhere"
     assert call(address, "/api/runs", host=f"localhost:{urlsplit('//' + address).port}")[0] == 200
+
+
+def test_what_json_lacks_in_damaged_files_is_left_out(address: str, tmp_path: Path) -> None:
+    (tmp_path / "run 1" / "status.json").write_text('{"totals": {"policy_lag": NaN, "version": "\\udcff"}}')
+    status, page, _ = call(address, "/api/runs/run%201")
+    assert status == 200
+    assert page["totals"] == {"policy_lag": None, "version": "\udcff"}

@@ -122,7 +122,7 @@ def bootstrap_interval(values: Floats64) -> tuple[Floats64, Floats64]:
 
 
 def band_of(runs: Sequence[Points]) -> Band | None:
-    """Return the band of several runs, over the part of the axis that all have; None if there is none."""
+    """Return the band of several runs over the range of the axis that all of them have; None without such a range."""
     if not runs or not all(runs):
         return None
     begin, end = max(points[0][0] for points in runs), min(points[-1][0] for points in runs)

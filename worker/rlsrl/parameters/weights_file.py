@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from rlsrl.data.specs import Arrays
-from rlsrl.data.version import Version
 from rlsrl.parameters.encoding import STATISTICS, StoredHeader, check_json, header_size, pack, read_header, unpack
 from rlsrl.parameters.layout import NETWORK_KEY, joined, layout_digest, shapes_in, split
 from rlsrl.parameters.protocols import Corrupt, Parameters
@@ -103,18 +102,14 @@ def decode_version(data: bytes, source: str) -> tuple[Parameters, StoredHeader]:
     found = decode_weights(data, source)
     if found.header is None:
         raise Corrupt(f"{source}: another program wrote it: it does not say of which version and experiment it is")
-    return parameters_of(found), found.header
-
-
-def parameters_of(weights: NamedWeights) -> Parameters:
-    """Return the weights as one vector, in the order of the file's network; version 0.0 without a header."""
-    shapes = {name: array.shape for name, array in weights.tensors.items()}
-    return Parameters(
-        version=Version(0, 0) if weights.header is None else weights.header.version,
-        vector=joined(weights.tensors, shapes),
+    shapes = {name: array.shape for name, array in found.tensors.items()}
+    parameters = Parameters(
+        version=found.header.version,
+        vector=joined(found.tensors, shapes),
         layout=layout_digest(shapes),
-        statistics=weights.statistics,
+        statistics=found.statistics,
     )
+    return parameters, found.header
 
 
 def _format_of(data: bytes, source: str) -> str:

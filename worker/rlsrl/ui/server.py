@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from typing_extensions import override
 
 from rlsrl.ui.views import NotThere, curve, find, log_lines, run_list, run_page
 
@@ -75,6 +78,22 @@ def serve(runs: Path, *, host: str, port: int, on_start: Callable[[str], None]) 
         server.run(sockets=[listener])
 
 
+class SafeJson(JSONResponse):
+    """JSON of what damaged files may hold: NaN and infinity become null, half characters stay escaped."""
+
+    @override
+    def render(self, content: Any) -> bytes:
+        return json.dumps(_finite(content), separators=(",", ":"), allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 async def _with_headers(request: Request, call_next: RequestResponseEndpoint) -> Response:
     response = await call_next(request)
     response.headers.update(HEADERS)
@@ -88,7 +107,7 @@ def _answer(make: Callable[[Request], Any]) -> Callable[[Request], Response]:
 
 def _json(make: Callable[[Request], Any], request: Request) -> Response:
     try:
-        return JSONResponse(make(request))
+        return SafeJson(make(request))
     except NotThere as error:
         raise HTTPException(404, str(error)) from error
 

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.role_names import TRAINER
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.edits import recorded_experiment
 from rlsrl.local.goals import goals, time_left
-from rlsrl.local.run_folder import METRICS, RECORD, STATUS, SUMMARY, RunFolderError, is_running, read_record
+from rlsrl.local.run_folder import (
+    METRICS,
+    RECORD,
+    RESOLVED_EXPERIMENT,
+    STATUS,
+    SUMMARY,
+    RunFolderError,
+    is_running,
+    read_record,
+)
 from rlsrl.local.status_file import read_status
 from rlsrl.local.worker_report import activity, mapping, number, objects, reports_of, state, troubles
 from rlsrl.parameters.evaluations import return_mean_of
@@ -22,14 +34,17 @@ from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.workers.build.run_database import open_run_database
 
 LOGS = "logs"
+"""The folder of the workers' logs in a run folder."""
 MAX_ROWS = 5000
 """Rows of a learning curve in one answer."""
 MAX_CURVE_BYTES = 8 * 1024 * 1024
+"""Bytes of a curve's file that are read for one answer."""
 MAX_LOG_BYTES = 256 * 1024
 """Bytes at the end of a log that are read."""
 MAX_WORKERS = 2000
 """Workers that are listed of a role."""
 SHOWN_LINES = 200
+"""Last lines of a log that are shown."""
 LATE_SECONDS = 5.0
 """Age from which the status of a live run is late, as in ``rlsrl top``."""
 
@@ -52,7 +67,7 @@ def run_list(folder: Path) -> list[dict[str, Any]]:
     rows = []
     for name in run_names(folder):
         try:
-            rows.append(_row(folder / name))
+            rows.append(_row_of(folder / name, _Seen.of(folder / name)))
         except (OSError, OverflowError, RecursionError, TypeError, ValueError):  # one damaged run hides no other
             rows.append({"name": name, "state": "damaged", "changedAt": 0.0})
     return rows
@@ -64,20 +79,23 @@ def find(folder: Path, name: str) -> Path:
     Raises:
         NotThere: the folder has none. A name is never a path.
     """
-    if name not in run_names(folder):
-        raise NotThere(f"there is no run {name!r}")
-    return folder / name
+    try:
+        if name in os.listdir(folder) and (folder / name / RECORD).exists():
+            return folder / name
+    except OSError:
+        pass  # another user's folder, or one that is being removed
+    raise NotThere(f"there is no run {name!r}")
 
 
 def run_page(run: Path) -> dict[str, Any]:
     """Return all of one run but its curve and its logs."""
-    experiment, status = _experiment(run), _status(run)
-    document, age = status if status is not None else ({}, None)
-    is_live, summary = is_running(run), _summary(run)
+    seen, experiment = _Seen.of(run), _experiment(run)
+    document, age = seen.status if seen.status is not None else ({}, None)
+    is_live, summary = seen.is_live, seen.summary
     problems = [*troubles(document), *_late(age)] if is_live else _failure(summary)
     ledgers = (document, summary) if is_live else (summary, document)
     return {
-        **_row(run),
+        **_row_of(run, seen),
         "problems": problems,
         "goals": _goals(experiment, document) if is_live and experiment is not None else [],
         "goalReturn": None if experiment is None else experiment.spec.stop.return_mean,
@@ -87,7 +105,7 @@ def run_page(run: Path) -> dict[str, Any]:
         "ledger": _ledger(mapping(ledgers[0], "ledger") or mapping(ledgers[1], "ledger")),
         "versions": _versions(run),
         "logs": sorted(path.name for path in (run / LOGS).glob("*") if path.is_file()),
-        "experiment": _text(run / "experiment.resolved.yaml"),
+        "experiment": _text(run / RESOLVED_EXPERIMENT),
     }
 
 
@@ -124,28 +142,41 @@ def log_lines(run: Path, name: str) -> list[str]:
     return [_log_line(line) for line in text.splitlines()[-SHOWN_LINES:]]
 
 
-def _row(run: Path) -> dict[str, Any]:
-    summary, status = _summary(run), _status(run)
-    totals = mapping(status[0], "totals") if status is not None else {}
-    is_live = is_running(run)
-    seen = totals if is_live or not summary else summary
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """The files of a run that say how it is, each read once for an answer."""
+
+    is_live: bool
+    """Read first, so that the last status of a run that ends is read."""
+    summary: Mapping[str, Any]
+    status: tuple[Mapping[str, Any], float] | None
+    """The newest status document, and its age in seconds."""
+
+    @classmethod
+    def of(cls, run: Path) -> Self:
+        return cls(is_live=is_running(run), summary=_summary(run), status=_status(run))
+
+
+def _row_of(run: Path, seen: _Seen) -> dict[str, Any]:
+    totals = mapping(seen.status[0], "totals") if seen.status is not None else {}
+    figures = totals if seen.is_live or not seen.summary else seen.summary
     return {
         "name": run.name,
-        "state": _state(run, summary, status, is_live=is_live),
-        "returnMean": number(seen, "return_mean"),
-        "envSteps": number(seen, "env_steps"),
-        "trainSteps": number(seen, "train_steps"),
-        "stepsPerSecond": number(seen, "env_steps_per_second"),
+        "state": _state(run, seen),
+        "returnMean": number(figures, "return_mean"),
+        "envSteps": number(figures, "env_steps"),
+        "trainSteps": number(figures, "train_steps"),
+        "stepsPerSecond": number(figures, "env_steps_per_second"),
         "changedAt": _changed_at(run),
     }
 
 
-def _state(run: Path, summary: Mapping[str, Any], status: Any, *, is_live: bool) -> str:
-    if is_live:
-        return str(status[0].get("phase") or "starting") if status is not None else "starting"
-    if summary.get("failure"):
+def _state(run: Path, seen: _Seen) -> str:
+    if seen.is_live:
+        return str(seen.status[0].get("phase") or "starting") if seen.status is not None else "starting"
+    if seen.summary.get("failure"):
         return "failed"
-    if summary.get("finished"):
+    if seen.summary.get("finished"):
         return "finished"
     try:
         record = read_record(run)
@@ -249,6 +280,17 @@ def _log_line(line: str) -> str:
 
 
 def _experiment(run: Path) -> RLExperiment | None:
+    try:
+        found = (run / RESOLVED_EXPERIMENT).stat()
+    except OSError:
+        return None
+    return _experiment_of(run, found.st_mtime_ns, found.st_ino)
+
+
+@lru_cache(maxsize=64)
+def _experiment_of(run: Path, changed_ns: int, inode: int) -> RLExperiment | None:
+    """Return the experiment in a file that is as old as said: the page asks each second, and reading it takes long."""
+    del changed_ns, inode
     try:
         return recorded_experiment(run)
     except (RunFolderError, OSError, ValueError):

@@ -95,9 +95,9 @@ function showRun(view, name) {
     element("details", {}, element("summary", {}, "Experiment"), text),
   );
 
-  const curve = { rows: [], next: 0 };
+  const curve = { rows: [], evaluated: new Map(), next: 0 }; // rows of the trainer; of evaluators by step
   let page = null;
-  const redraw = () => draw(chart, curve.rows, metric.value || "return_mean", page && page.goalReturn);
+  const redraw = () => draw(chart, curve.rows, [...curve.evaluated.values()], metric.value || "return_mean", page && page.goalReturn);
   metric.addEventListener("change", redraw);
 
   repeat(view, RUN_MS, async () => {
@@ -174,11 +174,11 @@ function waitsOf(worker) {
 async function more(path, curve) {
   for (let isFull = true; isFull;) {
     const answer = await ask(`${path}/curve?after=${curve.next}`);
-    if (answer.anew) curve.rows = [];
+    if (answer.anew) [curve.rows, curve.evaluated] = [[], new Map()];
     for (const row of answer.rows) {
-      if (row.role === "trainer")
-        while (curve.rows.length && curve.rows.at(-1).role === "trainer" && curve.rows.at(-1).step >= row.step) curve.rows.pop();
-      curve.rows.push(row);
+      if (row.role === "trainer") while (curve.rows.at(-1)?.step >= row.step) curve.rows.pop();
+      if (row.role === "trainer") curve.rows.push(row);
+      if (row.role === "evaluator") curve.evaluated.set(row.step, row); // an evaluation that is repeated counts once
     }
     isFull = answer.next !== curve.next && answer.rows.length > 1000;
     curve.next = answer.next;
@@ -187,7 +187,7 @@ async function more(path, curve) {
 
 function metricsOf(rows) {
   const names = new Set(["return_mean"]);
-  for (const row of rows) if (row.role === "trainer") for (const name of Object.keys(row.scalars)) names.add(name);
+  for (const row of rows) for (const name of Object.keys(row.scalars)) names.add(name);
   const plain = [...names].filter((name) => !["env_steps", "train_steps"].includes(name));
   return plain.sort((a, b) => (b === "return_mean") - (a === "return_mean") || a.localeCompare(b));
 }

@@ -4,9 +4,9 @@ import { number, shape } from "./elements.js";
 
 const WIDTH = 1100, HEIGHT = 320, LEFT = 70, RIGHT = 20, TOP = 15, BOTTOM = 40, MOST = 1500;
 
-export function draw(figure, rows, metric, goalReturn) {
-  const points = pointsOf(rows.filter((row) => row.role === "trainer"), "env_steps", metric);
-  const evaluated = metric === "return_mean" ? pointsOf(rows, "evaluation/env_steps", "evaluation/return_mean") : [];
+export function draw(figure, rows, evaluations, metric, goalReturn) {
+  const points = pointsOf(rows, "env_steps", metric);
+  const evaluated = metric === "return_mean" ? pointsOf(evaluations, "evaluation/env_steps", "evaluation/return_mean") : [];
   const all = [...points, ...evaluated];
   if (!all.length) {
     figure.textContent = `No values of ${metric} yet.`;
