@@ -164,7 +164,9 @@ def test_replay_trains_as_often_as_the_ratio_says_to_the_end(num_trainers: int, 
     done = desk.call("run", "live.yaml", *settings(*changes))
     assert done.returncode == 0, done.stdout + done.stderr
     summary: dict[str, Any] = desk.facts().json("summary.json")
-    assert 4000 <= summary["env_steps"] < 4000 + 8 * 16
+    # Each rank gathers half of what is left. While the other is slower, that becomes less, and its 8 lanes are granted.
+    in_flight_of_a_rank = 8 * 16
+    assert 4000 <= summary["env_steps"] < 4000 + num_trainers * in_flight_of_a_rank
     updates_of_a_step = round(0.3 * 8 * 16)
     more_of_one_rank = 0.3 * 8 * 16 * (num_trainers - 1)
     due = (summary["env_steps"] - 1000) * 0.3
@@ -172,8 +174,8 @@ def test_replay_trains_as_often_as_the_ratio_says_to_the_end(num_trainers: int, 
     ledger = summary["ledger"]
     assert ledger["balanced"]
     assert ledger["produced"] == ledger["trained"] + sum(ledger["dropped"].values())
-    # The limit may be reached before the other ranks' last rollouts, of 4 lanes and 16 steps, have come.
-    assert 0 <= ledger["produced"] - summary["env_steps"] <= 4 * 16 * (num_trainers - 1)
+    # The limit may be reached before the other ranks' last rollouts have come.
+    assert 0 <= ledger["produced"] - summary["env_steps"] <= (num_trainers - 1) * in_flight_of_a_rank
 
 
 def num_learned(desk: Desk) -> list[float]:

@@ -27,6 +27,8 @@ class Spaced(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
         return self.observation_space.sample(), {}
 
 
