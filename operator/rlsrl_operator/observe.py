@@ -37,9 +37,9 @@ from rlsrl_operator.manifests import (
 )
 from rlsrl_operator.manifests.kueue import queue_labels
 from rlsrl_operator.manifests.types import ObjectKey, key_of
-from rlsrl_operator.operator_key import token_of
+from rlsrl_operator.operator_key import token_of, way_to_source
+from rlsrl_operator.outside_objects import ServiceReader, SourceReader
 from rlsrl_operator.roles import is_queued, roles_of, workload_of
-from rlsrl_operator.services import ServiceReader
 from rlsrl_operator.settings import OperatorSettings
 
 MAKING_SECONDS = 3.0
@@ -84,13 +84,13 @@ class Observed:
     """Why it is invalid."""
     revision: Revision | None = None
     """The revision on record for this generation or, if its object is not among ``children``, the one to record. None:
-    the first generation has pod templates or destinations that the administrator does not allow, or no network rule
-    follows from its server's Service."""
+    the first generation has pod templates or destinations that the administrator does not allow, no network rule
+    follows from its server's Service, or the experiment from whose weights it starts does not exist."""
     revision_problem: RevisionProblem | None = None
     """Set instead of ``revision``."""
     children: Mapping[ObjectKey, Child] = field(default_factory=dict)
-    """The revision's own object, the objects in it, the token and the volume claim, in the order in which they are
-    written. Those behind an object that blocked the last pass are missing: they were not read."""
+    """The revision's own object, the objects in it, the token, the way to the source and the volume claim, in the order
+    in which they are written. Those behind an object that blocked the last pass are missing: they were not read."""
     labelled: Mapping[ObjectKey, Manifest] = field(default_factory=dict)
     """The metadata of objects with the experiment's labels, of earlier generations too, as they were listed last."""
     pods: Sequence[Manifest] = ()
@@ -109,6 +109,7 @@ class ExperimentMemory:
 
     children: InformerCache
     services: ServiceReader
+    sources: SourceReader
     context: ExperimentContext | None = None
     revision: Revision | None = None
     """The revision of the present generation."""
@@ -119,6 +120,10 @@ class ExperimentMemory:
     """When Kueue refused the trainers first; None if it did not refuse them in the last pass."""
     status_read_at: datetime | None = None
     status_returned_at: datetime | None = None
+
+    async def has_changed_outside(self, now: datetime) -> bool:
+        """Return whether an object that is not the experiment's is not as it was read last."""
+        return await self.services.has_changed(now) or await self.sources.has_changed(now)
 
 
 class Observer:
@@ -149,14 +154,14 @@ class Observer:
             memory.context = context = self._context(document, status, memory.context)
         except SpecError as error:
             return Observed(document=document, status=status, spec_error=str(error))
-        context = await self._with_services(context, memory, now)
+        context = await self._with_outside(context, memory, now)
         is_new = context.generation == 1 and status.phase is None
         await memory.children.refresh(context, now, is_new=is_new, is_blocked=memory.blocker is not None)
         observed = Observed(document=document, status=status, context=context)
         observed = await self._with_revision(observed, context, memory)
         if observed.revision is None:
             return observed
-        context = await self._with_services(context, memory, now)
+        context = await self._with_outside(context, memory, now)
         running = replace(context, experiment=observed.revision.experiment)
         labelled = await self._cluster.list("v1", "Pod", context.namespace, context.own_labels)
         pods = [pod for pod in labelled if ROLE_LABEL in pod["metadata"]["labels"]]
@@ -194,15 +199,16 @@ class Observer:
             fresh_attempt=status.fresh_attempt,
         )
 
-    async def _with_services(
+    async def _with_outside(
         self, context: ExperimentContext, memory: ExperimentMemory, now: datetime
     ) -> ExperimentContext:
-        """Add the Services that the experiment needs to know, as written and as recorded."""
+        """Add what the experiment needs to know of other objects, as written and as recorded."""
         recorded = context if memory.revision is None else replace(context, experiment=memory.revision.experiment)
-        names = {each.service for each in (context, recorded) if each.service is not None}
-        services = await memory.services.read(names, now)
-        if services != context.services:
-            memory.context = context = replace(context, services=services)
+        both = (context, recorded)
+        services = await memory.services.read({each.service for each in both if each.service is not None}, now)
+        sources = await memory.sources.read({each.source for each in both if each.source is not None}, now)
+        if (services, sources) != (context.services, context.sources):
+            memory.context = context = replace(context, services=services, sources=sources)
         return context
 
     async def _with_revision(
@@ -254,11 +260,12 @@ class Observer:
         self, context: ExperimentContext, revision: Revision, memory: ExperimentMemory
     ) -> dict[ObjectKey, Child]:
         secret, claim = token_secret(context, token_of(self._key, context.uid)), volume_claim(context)
+        way = way_to_source(context, self._key)
         children: dict[ObjectKey, Child] = {}
         blocked_at = None if memory.blocker is None else memory.blocker.at
         if blocked_at == ("ConfigMap", context.revision_name):
             return children
-        for each in (secret, *([] if claim is None else [claim]), *revision.manifests):
+        for each in (secret, *(each for each in (way, claim) if each is not None), *revision.manifests):
             children[key_of(each)] = await memory.children.read(each)
             if key_of(each) == blocked_at:
                 break

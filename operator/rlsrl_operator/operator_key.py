@@ -8,6 +8,8 @@ import hmac
 import secrets
 
 from rlsrl_operator.cluster import Cluster, ResourceConflict
+from rlsrl_operator.manifests import ExperimentContext, Manifest
+from rlsrl_operator.manifests.source import source_secret
 from rlsrl_operator.settings import SecretName
 
 _KEY = "key"
@@ -32,6 +34,17 @@ async def read_key(cluster: Cluster, place: SecretName) -> bytes:
         except ResourceConflict:
             return await read_key(cluster, place)
     return base64.b64decode(found["data"][_KEY])
+
+
+def way_to_source(context: ExperimentContext, key: bytes) -> Manifest | None:
+    """Return the Secret with the way to the experiment from whose weights this one starts.
+
+    None: it starts from no experiment's, or that one does not exist any more.
+    """
+    if context.source is None or not (source := context.sources[context.source]).uid:
+        return None
+    metadata = context.metadata(context.source_secret_name)
+    return source_secret(metadata, context.source, source, token_of(key, source.uid))
 
 
 def token_of(key: bytes, uid: str) -> str:

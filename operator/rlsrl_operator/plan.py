@@ -30,7 +30,7 @@ from rlsrl_operator.manifests.network import with_server_rule
 from rlsrl_operator.manifests.permissions import disallowed
 from rlsrl_operator.manifests.types import ObjectKey, digest, key_of
 from rlsrl_operator.observe import Blocker, Observed, RevisionProblem
-from rlsrl_operator.operator_key import token_of
+from rlsrl_operator.operator_key import token_of, way_to_source
 from rlsrl_operator.pod_deletions import PodDeletion, pod_deletions
 from rlsrl_operator.retries import Retry, begin_retry, requested_retry
 
@@ -141,7 +141,9 @@ def plan(observed: Observed, *, key: bytes, now: datetime) -> Plan:
     if revision is None:
         if faults := disallowed(context.experiment, context.settings):
             return _not_accepted(observed, "InvalidSpec", "\n".join(faults), now)
-        return _not_accepted(observed, context.server.reason, context.server.fault, now)
+        if fault := context.server.fault:
+            return _not_accepted(observed, context.server.reason, fault, now)
+        return _not_accepted(observed, "SourceUnusable", context.source_fault, now)
     running = context
     if revision.experiment != context.experiment:
         running = replace(context, experiment=revision.experiment)
@@ -290,6 +292,8 @@ def _wanted(run: _Run, key: bytes) -> Iterator[Manifest]:
     else:
         yield {**found, "metadata": context.metadata(context.revision_name), "immutable": True}
     yield token_secret(context, token_of(key, context.uid))
+    if (way := way_to_source(context, key)) is not None:
+        yield way
     if (claim := volume_claim(context)) is not None:
         yield claim
     server = context.server

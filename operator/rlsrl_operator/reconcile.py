@@ -25,8 +25,8 @@ from rlsrl_operator.execute import Executed, Executor
 from rlsrl_operator.informer_cache import InformerCache
 from rlsrl_operator.manifests import ExperimentContext, Manifest
 from rlsrl_operator.observe import Blocker, ExperimentMemory, Observed, Observer
+from rlsrl_operator.outside_objects import service_reader, source_reader
 from rlsrl_operator.plan import RETRY_SECONDS, TROUBLE_SECONDS, plan
-from rlsrl_operator.services import ServiceReader
 from rlsrl_operator.settings import OperatorSettings
 
 STEADY_SECONDS = 300.0
@@ -94,7 +94,11 @@ class Reconciler:
         self._now = now
         self._on_status = on_status
         self._entries = defaultdict[ExperimentKey, _Entry](
-            lambda: _Entry(ExperimentMemory(children=InformerCache(cluster), services=ServiceReader(cluster)))
+            lambda: _Entry(
+                ExperimentMemory(
+                    children=InformerCache(cluster), services=service_reader(cluster), sources=source_reader(cluster)
+                )
+            )
         )
         self._key = key
 
@@ -119,7 +123,7 @@ class Reconciler:
         steady, entry.steady = entry.steady, None
         now = self._now()
         try:
-            if steady is None or now >= steady.until or await entry.memory.services.has_changed(now):
+            if steady is None or now >= steady.until or await entry.memory.has_changed_outside(now):
                 return await self._reconcile_once(key, entry, num_reports, now)
             return await self._report_progress(key, entry, steady, num_reports, now)
         except ResourceConflict as conflict:

@@ -23,8 +23,10 @@ import pytest
 from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.roles import STREAMS
+from rlsrl.api.tokens import reading_token
 from rlsrl.data.version import Version
 from rlsrl.parameters.filesystem import FilesystemParameterDB
+from rlsrl.parameters.service import ServiceParameterDB
 from rlsrl.parameters.terminal import TERMINAL_KEY, UPDATES_SKIPPED, terminal_record
 from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
@@ -675,6 +677,16 @@ def test_unauthenticated_calls_are_refused_before_a_message_is_read_or_a_method_
                 list(call)
             assert call.code() is grpc.StatusCode.UNAUTHENTICATED
         silent.set()
+
+
+def test_the_reading_token_opens_no_call_of_the_coordinator(shared: CoordinatorProcess, join: Join) -> None:
+    with pytest.raises(JoinRefused, match="UNAUTHENTICATED"):
+        join(shared, token=reading_token(TOKEN))
+    reader = CoordinatorClient(shared.address, reading_token(TOKEN))
+    with closing(reader), pytest.raises(CoordinatorUnavailable, match="UNAUTHENTICATED"):
+        reader.status(DEADLINE)
+    with closing(ServiceParameterDB(shared.address, reading_token(TOKEN))) as db:
+        assert db.versions(POLICY_NAME) == []
 
 
 HELLO = pb.Hello(role="actor", instance="8c39373c-9b1b-4550-aaaa-677f656cecc4")

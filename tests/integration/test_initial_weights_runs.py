@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
+from rlsrl.api.pods import SOURCE_FOLDER_VARIABLE
 from rlsrl.api.role_configs import POLICY_NAME
+from rlsrl.api.spec import InitialParameters
+from rlsrl.api.tokens import reading_token
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.layout import shapes_in, split
 from rlsrl.parameters.protocols import TrainerState
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.live_runs import rlsrl_command
+from rlsrl.testing.process_driver import DrivenProcess
+from rlsrl.workers.build.initial_weights import read_initial_weights
 
 FIRST = {
     "apiVersion": "rlsrl.dev/v1alpha1",
@@ -139,16 +148,70 @@ def test_a_run_starts_from_a_file_of_rlsrl_or_of_another_program(trained: Path) 
         np.testing.assert_array_equal(first[name], array, err_msg=name)
 
 
+def test_an_experiment_is_the_run_of_its_name_on_one_machine(trained: Path) -> None:
+    start = {"experiment": "first", "tag": "good"}
+    done = run(trained, "student", seed=1, parameters__from=start, stop__trainSteps=1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    before, first = weights(trained, "first"), weights(trained, "student", "1.0")
+    for name, array in before.items():
+        np.testing.assert_array_equal(first[name], array, err_msg=name)
+
+
+@pytest.fixture
+def served(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The Secret with the way to the coordinator of ``first``, as the operator gives it to trainers' pods."""
+    address = f"unix-abstract:rlsrl-test-{uuid.uuid4()}"
+    (tmp_path / "address").write_text(address)
+    (tmp_path / "reading-token").write_text(reading_token("the-token"))
+    monkeypatch.setenv(SOURCE_FOLDER_VARIABLE, str(tmp_path))
+    with closing(DrivenProcess("rlsrl.testing.parameter_process")) as server:
+        server.call("serve", address=address, token="the-token", folder=str(trained / "runs" / "first" / "parameters"))
+        yield tmp_path
+
+
+@pytest.mark.parametrize("what", ["weights", "all"])
+def test_a_trainer_reads_the_weights_of_another_experiment_from_its_coordinator(
+    trained: Path, served: Path, what: Literal["weights", "all"]
+) -> None:
+    assert served
+    found = read_initial_weights(InitialParameters(experiment="first", tag="good", what=what), POLICY_NAME)
+    assert (found.origin, found.version) == ("version 1.5 of experiment first", "1.5")
+    for name, array in weights(trained, "first", "good").items():
+        given = found.weights.statistics if "/" in name else found.weights.tensors
+        np.testing.assert_array_equal(given[name], array, err_msg=name)
+    assert (found.state is None) == (what == "weights")
+
+
+def test_a_version_that_the_experiment_lacks_is_a_wrong_spec(served: Path) -> None:
+    assert served
+    with pytest.raises(ConfigurationError, match=r"parameters\.from: .*has no version 1\.77; stored: "):
+        read_initial_weights(InitialParameters(experiment="first", version="1.77"), POLICY_NAME)
+
+
+def test_another_token_may_be_right_at_the_next_attempt(served: Path) -> None:
+    (served / "reading-token").write_text("of an experiment that was deleted")
+    says = "the coordinator of first does not serve its weights: UNAUTHENTICATED"
+    with pytest.raises(ConnectionError, match=says):
+        read_initial_weights(InitialParameters(experiment="first"), POLICY_NAME)
+
+
+def test_a_missing_way_is_named(served: Path) -> None:
+    (served / "reading-token").unlink()
+    with pytest.raises(FileNotFoundError, match="reading-token"):
+        read_initial_weights(InitialParameters(experiment="first"), POLICY_NAME)
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
+        ({"parameters__from": {"experiment": "frist"}}, "parameters.from.experiment: run"),
         ({"parameters__from": {"run": "frist"}}, "parameters.from.run: run"),
         ({"parameters__from": {"run": "frist"}}, "did you mean 'first'?"),
         ({"parameters__from": {"run": "first", "tag": "god"}}, "did you mean 'good'?"),
         ({"parameters__from": {"run": "first", "version": "1.77"}}, "has no version 1.77; stored: "),
         ({"parameters__from": {"file": "absent.safetensors"}}, "cannot be read: No such file"),
         ({"parameters__from": {"file": "first.yaml"}}, "first.yaml: no readable header"),
-        ({"parameters__from": {"run": "first", "file": "a"}}, "exactly one of run, file"),
+        ({"parameters__from": {"run": "first", "file": "a"}}, "exactly one of run, experiment, file"),
         ({"parameters__from": {"run": "first", "version": "1.5", "tag": "good"}}, "one of version and tag"),
         ({"parameters__from": {"file": "a", "what": "all"}}, "a file of weights has no state of a trainer"),
         ({"parameters__from": {"file": "a", "tag": "good"}}, "a file has one version, without tags"),

@@ -16,6 +16,7 @@ from rlsrl.api.role_names import COORDINATOR
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl_operator.manifests.kueue import QUEUE_LABEL, queue_labels
 from rlsrl_operator.manifests.servers import EnvironmentService, ServerRule, ServiceName, server_rule, service_of
+from rlsrl_operator.manifests.source import SourceExperiment, SourceName, source_fault, source_of
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.settings import OperatorSettings
 
@@ -48,6 +49,8 @@ class ExperimentContext:
     """The attempt that last began again from step 0; None if none did."""
     services: Mapping[ServiceName, EnvironmentService] = field(default_factory=dict)
     """The Services of ``service``, as they were read last."""
+    sources: Mapping[SourceName, SourceExperiment] = field(default_factory=dict)
+    """The experiment of ``source``, as it was read last."""
 
     @property
     def name(self) -> str:
@@ -125,6 +128,21 @@ class ExperimentContext:
     def server(self) -> ServerRule:
         """The network rule for the environments' server, by what the administrator allows today."""
         return server_rule(self.experiment, self.namespace, self.settings.environments, self.services)
+
+    @property
+    def source(self) -> SourceName | None:
+        """The experiment from whose weights this one starts, or None."""
+        return source_of(self.experiment, self.namespace)
+
+    @property
+    def source_fault(self) -> str:
+        """Why the experiment cannot start from its source: field, value, what is allowed. Empty: it can."""
+        return "" if self.source is None else source_fault(self.experiment, self.source, self.sources[self.source])
+
+    @property
+    def source_secret_name(self) -> str:
+        """The name of the Secret with the way to the source."""
+        return self.name_of(f"source-{self.uid[:8]}")
 
     @property
     def own_labels(self) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""NetworkPolicies that allow the role graph's connections and the environments', and no others.
+"""NetworkPolicies that allow the role graph's connections, the environments' and those to the coordinator of the
+experiment from whose weights trainers start, and no others.
 
 The cluster's network plugin must enforce them.
 """
@@ -13,6 +14,7 @@ from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.roles import Role
 from rlsrl_operator.manifests.context import ExperimentContext
 from rlsrl_operator.manifests.egress import egress_rules
+from rlsrl_operator.manifests.source import reading_egress, reading_ingress
 from rlsrl_operator.manifests.types import Manifest
 from rlsrl_operator.roles import connections, roles_of
 
@@ -42,10 +44,14 @@ def _policy(context: ExperimentContext, role: Role) -> Manifest:
     http_ports = tuple(HTTP_PORT + rank for rank in range(context.experiment.spec.trainers.ranks_per_pod))
     if role.name == COORDINATOR and settings.operator:
         ingress.append({"from": [settings.operator], **_ports((HTTP_PORT,))})
+    if role.name == COORDINATOR:
+        ingress.append(reading_ingress(context.name))
     if settings.scrapers:
         ports = http_ports if role.name == TRAINER else (HTTP_PORT,)
         ingress.append({"from": list(settings.scrapers), **_ports(ports)})
     egress = [{"to": [_pods(context, each.target)], **_ports(each.ports)} for each in graph if each.source == role.name]
+    if role.name == TRAINER and context.source is not None:
+        egress.append(reading_egress(context.source))
     egress.append({"to": [settings.dns], "ports": _DNS_PORTS})
     store = context.experiment.spec.parameters.store.object_store
     if store is not None and role.reaches_object_store:

@@ -19,11 +19,13 @@ def _local_faults(experiment: RLExperiment) -> list[str]:
     if (initial := experiment.spec.parameters.from_) is None:
         return []
     allowed = (
-        "allowed on a cluster: file, an absolute path in the trainers' pods, for example on a volume of "
-        "trainers.podTemplate"
+        "allowed on a cluster: experiment, another one of the namespace; or file, an absolute path in the trainers' "
+        "pods, for example on a volume of trainers.podTemplate"
     )
-    if initial.file is None:
+    if initial.run is not None:
         return [f"spec.parameters.from.run: {initial.run!r} is a run on one machine; {allowed}"]
-    if not initial.file.startswith("/"):
+    if initial.experiment == experiment.metadata.name:
+        return [f"spec.parameters.from.experiment: {initial.experiment!r} is this experiment itself; {allowed}"]
+    if initial.file is not None and not initial.file.startswith("/"):
         return [f"spec.parameters.from.file: {initial.file!r} is relative to no folder of a pod; {allowed}"]
     return []

@@ -9,7 +9,7 @@ from decimal import Decimal
 from pydantic import JsonValue
 
 from rlsrl.api.placement import HEALTH_PORT, HTTP_PORT
-from rlsrl.api.pods import CONTAINER, TOKEN_KEY, certified_name
+from rlsrl.api.pods import CONTAINER, SOURCE_FOLDER_VARIABLE, STARTS_FROM_LABEL, TOKEN_KEY, certified_name
 from rlsrl.api.process_environment import process_environment
 from rlsrl.api.quantities import amount_of
 from rlsrl.api.replay_memory import assumed_store_bytes
@@ -32,6 +32,7 @@ USER = 10001
 CONFIG_FOLDER = "/etc/rlsrl/config"
 TOKEN_FOLDER = "/etc/rlsrl/token"
 TLS_FOLDER = "/etc/rlsrl/tls"
+SOURCE_FOLDER = "/etc/rlsrl/source"
 TLS_KEYS = ("tls.crt", "tls.key", "ca.crt")
 RESULT_FILE = "/dev/termination-log"
 FROZEN_GRACE_SECONDS = 5
@@ -49,7 +50,10 @@ _COORDINATOR_MOUNTS: tuple[Manifest, ...] = (
 
 def pod_template(context: ExperimentContext, role: Role) -> Manifest:
     """Return metadata and spec of a role's pods."""
-    rendered = {"metadata": {"labels": context.labels(role.name)}, "spec": _spec(context, role)}
+    labels = context.labels(role.name)
+    if context.source is not None and _has_source(context, role):
+        labels[STARTS_FROM_LABEL] = context.source.name
+    rendered = {"metadata": {"labels": labels}, "spec": _spec(context, role)}
     whole = merged_template(rendered, template_of_role(context.experiment, role.name))
     metadata, spec = whole["metadata"], whole["spec"]
     marked = [metadata["labels"], spec, *([metadata["annotations"]] if "annotations" in metadata else [])]
@@ -108,6 +112,7 @@ def _container(context: ExperimentContext, role: Role) -> Manifest:
             {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
             {"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True},
             *([{"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True}] if _tls_secret(context) else []),
+            *([{"name": "source", "mountPath": SOURCE_FOLDER, "readOnly": True}] if _has_source(context, role) else []),
             {"name": STATE_VOLUME, "mountPath": STATE_FOLDER},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount point
             *(_COORDINATOR_MOUNTS if role.name == COORDINATOR else ()),
@@ -152,7 +157,14 @@ def _environment(context: ExperimentContext, role: Role) -> list[Manifest]:
             {"name": "RLSRL_ATTEMPT", "valueFrom": {"fieldRef": {"fieldPath": attempt}}},
             {"name": "RLSRL_RESULT_FILE", "value": RESULT_FILE},
         ]
+    if _has_source(context, role):
+        known.append({"name": SOURCE_FOLDER_VARIABLE, "value": SOURCE_FOLDER})
     return [*known, *context.settings.defaults_of(role.name).extra_env]
+
+
+def _has_source(context: ExperimentContext, role: Role) -> bool:
+    """Return whether the role's pods read the weights from which the experiment starts."""
+    return role.name == TRAINER and context.source is not None
 
 
 def _tls_secret(context: ExperimentContext) -> str | None:
@@ -258,6 +270,10 @@ def _volumes(context: ExperimentContext, role: Role) -> list[Manifest]:
         # Keys are listed so that a Secret without one of them stops the pod early, not the worker's connections.
         items = [{"key": key, "path": key} for key in TLS_KEYS]
         volumes.append({"name": "tls", "secret": {"secretName": secret, "items": items, "defaultMode": 0o440}})
+    if _has_source(context, role):
+        # Once the first version is stored, pods start without it.
+        secret_volume = {"secretName": context.source_secret_name, "defaultMode": 0o440, "optional": True}
+        volumes.append({"name": "source", "secret": secret_volume})
     if role.name == COORDINATOR:
         stays = context.experiment.spec.parameters.store.filesystem is not None
         claim = {"persistentVolumeClaim": {"claimName": context.name_of("data")}}

@@ -79,11 +79,11 @@ def derive_revision(before: Revision | None, context: ExperimentContext) -> Revi
     """Return the revision of a generation that has none, given the revision before it.
 
     An edit that is not allowed leaves the experiment as it was. None: there is no revision before it either. A run that
-    has begun goes on without its server.
+    has begun goes on without its server, and without the experiment from whose weights it started.
     """
     if before is None:
-        is_refused = bool(disallowed(context.experiment, context.settings) or context.server.fault)
-        return None if is_refused else first_revision(context)
+        faults = disallowed(context.experiment, context.settings) or context.server.fault or context.source_fault
+        return None if faults else first_revision(context)
     is_accepted = accepts_edit(before, context)
     if before.first_attempt != context.first_attempt:
         # The failed experiment is tried again, and no pods run that would have to keep their manifests.

@@ -20,6 +20,7 @@ import grpc
 import numpy as np
 import pytest
 
+from rlsrl.api.tokens import reading_token
 from rlsrl.data.version import Version
 from rlsrl.parameters.encoding import encode_parameters
 from rlsrl.parameters.filesystem import FilesystemParameterDB
@@ -408,6 +409,29 @@ def test_every_call_presents_the_token(calm: Served, token: str) -> None:
     before = calm.files()
     with closing(ServiceParameterDB(calm.address, token)) as db:
         for call in calls_of(db):
+            with pytest.raises(ServiceRefused, match="UNAUTHENTICATED"):
+                call()
+    assert calm.files() == before
+
+
+def test_the_reading_token_reads_stored_versions_and_does_nothing_else(calm: Served) -> None:
+    calm.db().push(POLICY, make_parameters(Version(1, 1)), state=make_state(Version(1, 1)))
+    before = calm.files()
+    with closing(ServiceParameterDB(calm.address, reading_token(TOKEN))) as db:
+        assert [info.version for info in db.versions(POLICY)] == [Version(1, 1)]
+        assert (found := db.get(POLICY)) is not None
+        assert found.version == Version(1, 1)
+        assert db.load_state(POLICY) is not None
+        for call in (
+            lambda: db.push(POLICY, make_parameters(Version(9, 9))),
+            lambda: db.save_state(POLICY, make_state(Version(1, 1))),
+            lambda: db.tag(POLICY, "latest", "best"),
+            lambda: db.annotate(POLICY, Version(1, 1), {}),
+            lambda: db.prune(POLICY, keep_last=0),
+            lambda: db.resume_point(POLICY),
+            lambda: db.damage(POLICY),
+            db.policies,
+        ):
             with pytest.raises(ServiceRefused, match="UNAUTHENTICATED"):
                 call()
     assert calm.files() == before

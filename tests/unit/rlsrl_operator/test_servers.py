@@ -17,7 +17,7 @@ from rlsrl.api.reasons import ACCEPTED, READY
 from rlsrl.testing.documents import JsonDocument, minimal
 from rlsrl_operator.manifests import ExperimentContext
 from rlsrl_operator.manifests.servers import EnvironmentService, ServerRule, ServiceName
-from rlsrl_operator.services import SERVICE_SECONDS
+from rlsrl_operator.outside_objects import OUTSIDE_SECONDS
 from rlsrl_operator.settings import Environments, OperatorSettings
 from rlsrl_operator.testing import SETTINGS, context_of
 
@@ -314,13 +314,13 @@ def test_policies_follow_the_service_and_no_pod_restarts() -> None:
         world.server.change(found, {"spec": service(**spec)["spec"]})
 
     change(selector={"app": "moved"})
-    world.run_for(SERVICE_SECONDS + 20)
+    world.run_for(OUTSIDE_SECONDS + 20)
     assert opens(world, pods(NAMESPACE, app="moved"), 8765)
     change(ports=[{"port": 80, "protocol": "TCP", "targetPort": 9000}])
-    world.run_for(SERVICE_SECONDS + 20)
+    world.run_for(OUTSIDE_SECONDS + 20)
     assert opens(world, SIMULATORS, 9000)
     world.server.remove("Service", "simulators")
-    world.run_for(SERVICE_SECONDS + 20)
+    world.run_for(OUTSIDE_SECONDS + 20)
     assert opened(world) == {}
     assert world.condition(ACCEPTED) == ("False", "ServiceUnusable")
     assert world.condition(READY) == ("True", "Ready"), "the run goes on"
@@ -328,7 +328,7 @@ def test_policies_follow_the_service_and_no_pod_restarts() -> None:
     world.run_for(120)
     assert len(world.server.writes) == writes, "nothing has changed"
     world.server.put(service())
-    world.run_for(SERVICE_SECONDS + 20)
+    world.run_for(OUTSIDE_SECONDS + 20)
     assert opens(world, SIMULATORS, 8765)
     assert world.condition(ACCEPTED) == ("True", "Accepted")
     assert uids(world) == began
@@ -408,7 +408,7 @@ def test_policies_depend_on_the_present_service_only(states: list[JsonDocument |
         if number % 2:
             world.reconciler = world.new_reconciler(allowing(*EVERYWHERE))
         world.due = world.now
-        world.run_for(2 * SERVICE_SECONDS)
+        world.run_for(2 * OUTSIDE_SECONDS)
     last = states[-1]
     rule = reaching("http://simulators", *([] if last is None else [service(**last)])).server.rule
     assert opened(world) == ({} if rule is None else {"a-actor": [rule], "a-trainer": [rule]})

@@ -39,7 +39,9 @@ ROLLED_BACK: Final = "RolledBack"
 VOLUME_INTACT: Final = "VolumeIntact"
 FINISHED: Final = "Finished"
 
-AcceptedReason = Literal["Accepted", "InvalidSpec", "ServiceUnusable", "EditRefused", "NameConflict", "ObjectRefused"]
+AcceptedReason = Literal[
+    "Accepted", "InvalidSpec", "ServiceUnusable", "SourceUnusable", "EditRefused", "NameConflict", "ObjectRefused"
+]
 EndReason = Literal[
     "Succeeded",
     "ConfigurationError",
@@ -165,6 +167,12 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "not begin. A run goes on, and its environments wait.",
             "Correct the Service: the operator looks at it again within 30 seconds. Or write a rule for the server in "
             "`environment.egress`.",
+            "False",
+        ),
+        "SourceUnusable": Judgement(
+            "The experiment in `parameters.from.experiment` does not exist or has no version yet, or its workers have "
+            "certificates and those of this experiment have none. A new experiment does not begin.",
+            "Create that experiment, or correct the name: the operator looks again within 30 seconds.",
             "False",
         ),
         "ObjectRefused": Judgement(

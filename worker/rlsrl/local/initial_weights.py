@@ -39,21 +39,24 @@ def require_initial_weights(experiment: RLExperiment, run: Path) -> None:
     """
     if (initial := experiment.spec.parameters.from_) is None:
         return
-    if initial.run is not None:
+    if (name := initial.run or initial.experiment) is not None:
+        field = f"{FIELD}.{'run' if initial.run is not None else 'experiment'}"
         try:
-            source = find_run(Path(initial.run), RESOLVED)
+            source = find_run(Path(name), RESOLVED)
         except RunFolderError as error:
-            raise ConfigurationError(f"{FIELD}.run: {error}") from error
+            raise ConfigurationError(f"{field}: {error}") from error
         if source.absolute() == run.absolute():
-            raise ConfigurationError(f"{FIELD}.run: {initial.run} is this run itself; allowed: another run")
+            raise ConfigurationError(f"{field}: {name} is this run itself; allowed: another run")
     read_initial_weights(_located(initial), POLICY_NAME)
 
 
 def _located(initial: InitialParameters) -> InitialParameters:
-    if initial.run is None:
-        assert initial.file is not None, "validation leaves exactly one"
+    """Return what is named as a path; an experiment is the run of its name."""
+    if initial.file is not None:
         return initial.model_copy(update={"file": str(Path(initial.file).absolute())})
-    run = Path(initial.run)
+    name = initial.run or initial.experiment
+    assert name is not None, "validation leaves exactly one"
+    run = Path(name)
     with contextlib.suppress(RunFolderError):  # the next reader's error says so
         run = find_run(run, RESOLVED)
-    return initial.model_copy(update={"run": str(run.absolute())})
+    return initial.model_copy(update={"run": str(run.absolute()), "experiment": None})

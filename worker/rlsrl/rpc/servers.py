@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
 
 import grpc
@@ -13,6 +13,7 @@ import structlog
 from grpc import aio
 from typing_extensions import override
 
+from rlsrl.api.tokens import reading_token
 from rlsrl.rpc.auth import token_matches
 from rlsrl.rpc.channels import AUTHORIZATION
 from rlsrl.rpc.settings import AddressTaken, ChannelOptions, shared_options, validate_address
@@ -29,14 +30,19 @@ MAX_STREAMS = 64
 
 
 def new_server(
-    token: str, *, max_calls: int | None = None, on_unauthenticated: Callable[[], None] = lambda: None
+    token: str,
+    *,
+    reads: Collection[str] = (),
+    max_calls: int | None = None,
+    on_unauthenticated: Callable[[], None] = lambda: None,
 ) -> aio.Server:
     """Return a server in the running event loop that answers UNAUTHENTICATED to every call without the token.
 
     Each such call also calls ``on_unauthenticated``. More than ``max_calls`` concurrent calls get RESOURCE_EXHAUSTED.
+    The ``reading_token`` is enough for the methods ``reads``, full names such as ``/package.Service/Method``.
     """
     return aio.server(
-        interceptors=[TokenInterceptor(token, on_unauthenticated)],
+        interceptors=[TokenInterceptor(token, on_unauthenticated, reads=reads)],
         options=_options(),
         maximum_concurrent_rpcs=max_calls,
     )
@@ -70,8 +76,10 @@ LOG_SECONDS = 60.0
 class TokenInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
     """Refuses calls without the token, before the server looks up the method or reads a message."""
 
-    def __init__(self, token: str, on_unauthenticated: Callable[[], None]) -> None:
+    def __init__(self, token: str, on_unauthenticated: Callable[[], None], *, reads: Collection[str] = ()) -> None:
         self._token = token
+        self._reading_token = reading_token(token)
+        self._reads = frozenset(reads)
         self._on_unauthenticated = on_unauthenticated
         self._refusals = _RefusalLog()
 
@@ -85,11 +93,16 @@ class TokenInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # gene
         shown = [value for key, value in handler_call_details.invocation_metadata or () if key == AUTHORIZATION]
         if len(shown) == 1 and isinstance(shown[0], str):
             scheme, _, token = shown[0].partition(" ")
-            if scheme == "Bearer" and token_matches(token, self._token):
+            if scheme == "Bearer" and self._allows(token, handler_call_details.method):
                 return await continuation(handler_call_details)
         self._on_unauthenticated()
         reason = "it has another token" if shown else "it has no token"
         return self._refusals.handler(handler_call_details.method, reason)
+
+    def _allows(self, token: str, method: str) -> bool:
+        if token_matches(token, self._token):
+            return True
+        return method in self._reads and token_matches(token, self._reading_token)
 
 
 class _RefusalLog:

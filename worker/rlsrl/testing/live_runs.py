@@ -82,15 +82,21 @@ class Desk:
         env = {**os.environ, **(environment or {})}
         return LiveRun(command, cwd=self.folder, run_folder=self.run_folder, env=env)
 
-    def call(self, *arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run an ``rlsrl`` command to its end, with further environment variables."""
+    def call(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, timeout: float = DEADLINE_SECONDS
+    ) -> subprocess.CompletedProcess[str]:
+        """Run an ``rlsrl`` command to its end, with further environment variables.
+
+        Raises:
+            TimeoutExpired: it still runs after ``timeout`` seconds.
+        """
         return subprocess.run(
             [rlsrl_command(), *arguments],
             cwd=self.folder,
             env={**os.environ, **(environment or {})},
             capture_output=True,
             text=True,
-            timeout=DEADLINE_SECONDS,
+            timeout=timeout,
             check=False,
         )
 

@@ -14,7 +14,7 @@ import structlog
 from grpc import aio
 
 from rlsrl.parameters.filesystem import FilesystemParameterDB
-from rlsrl.parameters.service import ParameterService
+from rlsrl.parameters.service import READS, ParameterService
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.tls import tls_from_environment
 from rlsrl.testing.clock import ManualClock
@@ -64,7 +64,7 @@ class ParameterServer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(REPLY_SECONDS)
 
     async def _serve(self, address: str, token: str, folder: Path, options: dict[str, Any]) -> str:
-        clock, server = ManualClock(), new_server(token)
+        clock, server = ManualClock(), new_server(token, reads=READS)
         db = FilesystemParameterDB(folder, clock=clock)
         log = structlog.stdlib.get_logger("parameters")
         refused: Counter[str] = Counter()

@@ -26,7 +26,7 @@ from rlsrl.api.live import with_settings
 from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.role_names import COORDINATOR
-from rlsrl.parameters.service import ParameterService
+from rlsrl.parameters.service import READS, ParameterService
 from rlsrl.parameters.terminal import withdraw_failure
 from rlsrl.rpc.servers import bind, new_server
 from rlsrl.rpc.tls import Tls
@@ -342,7 +342,8 @@ class CoordinatorServer:
             log=self._log,
             on_refused=lambda kind: self._metrics.parameter_calls_refused.labels(kind=kind).inc(),
         )
-        server = new_server(self._token, on_unauthenticated=self._metrics.strangers_refused.labels(kind="call").inc)
+        on_unauthenticated = self._metrics.strangers_refused.labels(kind="call").inc
+        server = new_server(self._token, reads=READS, on_unauthenticated=on_unauthenticated)
         add_CoordinatorServicer_to_server(self.service, server)
         add_LogsServicer_to_server(self._logs, server)
         add_RowsServicer_to_server(RowService(self.service.rows), server)

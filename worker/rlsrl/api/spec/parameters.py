@@ -85,19 +85,19 @@ def _one_version(initial: InitialParameters) -> Fault | None:
 def _file_has_one_version(initial: InitialParameters) -> Fault | None:
     if initial.file is None or (initial.version is None and initial.tag is None):
         return None
-    return Fault("a file has one version, without tags", "run, with version or tag; or file alone")
+    return Fault("a file has one version, without tags", "run or experiment, with version or tag; or file alone")
 
 
 def _file_has_no_state(initial: InitialParameters) -> Fault | None:
     if initial.file is None or initial.what == "weights":
         return None
-    return Fault("a file of weights has no state of a trainer", "weights; or run instead of file")
+    return Fault("a file of weights has no state of a trainer", "weights; or run or experiment instead of file")
 
 
 class InitialParameters(Model):
     """Weights of an earlier run, or of another program, from which a new run starts. A run that resumes has its own."""
 
-    exactly_one: ClassVar[tuple[str, ...]] = ("run", "file")
+    exactly_one: ClassVar[tuple[str, ...]] = ("run", "experiment", "file")
     rules: ClassVar[tuple[CrossFieldRule, ...]] = (
         tag_rule("the newest version, omit tag"),
         CrossFieldRule(
@@ -116,19 +116,23 @@ class InitialParameters(Model):
             at="what",
             check=_file_has_no_state,
             cel="!has(self.file) || self.what == 'weights'",
-            message="a file of weights has no state of a trainer: give a run",
+            message="a file of weights has no state of a trainer: give a run or an experiment",
         ),
     )
 
     run: FilePath | None = None
     """For `rlsrl run`: a run folder, or the name of one in runs/."""
+    experiment: ObjectName | None = None
+    """On a cluster: an experiment of the same namespace, while it trains or after its end. Its coordinator serves the
+    weights until it is suspended or deleted. If it has ``security.tlsSecret``, both experiments need certificates of
+    the same authorities. For `rlsrl run`: the run of that name in runs/."""
     file: FilePath | None = None
     """A safetensors file: one that `rlsrl params export` wrote, or one with tensors by the names of the network's
     parameters. On a cluster it is a path in the trainers' pods, for example on a volume of ``trainers.podTemplate``."""
     version: VersionText | None = None
-    """A version of the run, in quotes; by default the newest."""
+    """A version of the run or experiment, in quotes; by default the newest."""
     tag: Tag | None = None
-    """The version of the run with this tag."""
+    """The version of the run or experiment with this tag."""
     what: Literal["weights", "all"] = "weights"
     """``weights``: the weights of the network, and the statistics that normalise its observations. ``all``: the
     trainers' state at that version, too: the optimizer's moments, critics, target networks and the scale of rewards.

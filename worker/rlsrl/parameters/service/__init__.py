@@ -11,8 +11,10 @@ from rlsrl.parameters.service.failures import ServiceRefused, ServiceUnavailable
 from rlsrl.parameters.service.live_publisher import LivePublisher
 from rlsrl.parameters.service.live_reader import LiveReader
 from rlsrl.parameters.service.server import ParameterService
+from rlsrl.parameters.service.transfers import READS
 
 __all__ = [
+    "READS",
     "LivePublisher",
     "LiveReader",
     "ParameterService",

@@ -26,6 +26,8 @@ H = TypeVar("H", pb.Upload, pb.Download, pb.Live)
 
 TRANSFERS = "rlsrl.rpc.v1.ParameterTransfers"
 """Service name of the calls that carry transfers. Their messages are not protobuf."""
+READS = (f"/{TRANSFERS}/Download", "/rlsrl.rpc.v1.Parameters/Versions")
+"""The methods that read stored versions and their states, for which the reading token is enough."""
 CHUNK_BYTES = 1024 * 1024
 """Content bytes of one message; a multiple of the codec's alignment."""
 MAX_TRANSFER_BYTES = 4 * 1024**3

@@ -15,9 +15,10 @@ from rlsrl.api.spec import InitialParameters
 from rlsrl.data.version import Version
 from rlsrl.envs.spaces import OBSERVATION
 from rlsrl.parameters.layout import difference, joined, shapes_in, split
-from rlsrl.parameters.protocols import ParameterError, Parameters, TrainerState, VersionInfo
+from rlsrl.parameters.protocols import ParameterDB, ParameterError, Parameters, TrainerState, VersionInfo
 from rlsrl.parameters.weights_file import NamedWeights, decode_weights
 from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.workers.build.parameters import open_source
 from rlsrl.workers.build.run_database import RESOLVED, open_run_database
 
 if TYPE_CHECKING:
@@ -94,10 +95,17 @@ def read_initial_weights(initial: InitialParameters, policy_name: str) -> Initia
 
     Raises:
         ConfigurationError: the run, its version or the file is missing or damaged; the text names what exists.
-        OSError: the run's parameter store failed.
+        OSError: the run's parameter store failed, or the experiment's coordinator does not answer.
     """
     try:
-        return _of_file(Path(initial.file)) if initial.file is not None else _of_run(initial, policy_name)
+        if initial.file is not None:
+            return _of_file(Path(initial.file))
+        if initial.experiment is not None:
+            return _of_experiment(initial, initial.experiment, policy_name)
+        assert initial.run is not None, "validation leaves exactly one"
+        return _of_run(initial, initial.run, policy_name)
+    except OSError:  # also ServiceUnavailable, a ParameterError: another attempt may succeed
+        raise
     except (ParameterError, ValueError) as error:
         raise ConfigurationError(f"{FIELD}: {error}") from error
 
@@ -111,16 +119,32 @@ def _of_file(path: Path) -> InitialWeights:
     return InitialWeights(origin=origin, version=None, weights=weights)
 
 
-def _of_run(initial: InitialParameters, policy_name: str) -> InitialWeights:
-    assert initial.run is not None, "validation leaves exactly one"
-    run = Path(initial.run)
-    if not (run / RESOLVED).exists():
-        raise ConfigurationError(f"{FIELD}.run {initial.run!r} is not a run folder: it has no {RESOLVED}")
-    db = open_run_database(run)
+def _of_run(initial: InitialParameters, run: str, policy_name: str) -> InitialWeights:
+    if not (Path(run) / RESOLVED).exists():
+        raise ConfigurationError(f"{FIELD}.run {run!r} is not a run folder: it has no {RESOLVED}")
+    return _of_database(open_run_database(Path(run)), initial, run, policy_name)
+
+
+def _of_experiment(initial: InitialParameters, experiment: str, policy_name: str) -> InitialWeights:
+    from rlsrl.parameters.service import ServiceRefused, ServiceUnavailable
+
+    db = open_source()
+    try:
+        return _of_database(db, initial, f"experiment {experiment}", policy_name)
+    except (ServiceUnavailable, ServiceRefused) as error:  # refused: it was deleted and made again a moment ago
+        raise ConnectionError(
+            f"{FIELD}.experiment: the coordinator of {experiment} does not serve its weights: {error}. It serves them "
+            "until the experiment is suspended or deleted"
+        ) from error
+    finally:
+        db.close()
+
+
+def _of_database(db: ParameterDB, initial: InitialParameters, source: str, policy_name: str) -> InitialWeights:
     parameters = db.get(policy_name, initial.version or initial.tag or "latest")
     assert parameters is not None, "None only where newer_than is given"
     version = parameters.version
-    origin = f"version {version} of {initial.run}"
+    origin = f"version {version} of {source}"
     info = _info_of(db.versions(policy_name), version, origin)
     shapes = shapes_in(info.metadata)
     if shapes is None:

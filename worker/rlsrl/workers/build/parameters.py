@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlsrl.api.pods import SOURCE_ADDRESS_KEY, SOURCE_FOLDER_VARIABLE, SOURCE_TLS_NAME_KEY, SOURCE_TOKEN_KEY
 from rlsrl.api.resolved import ActorConfig, ObjectStoreConfig, ParameterStoreConfig, PolicyWorkerConfig, TrainerConfig
 from rlsrl.parameters.broadcast import BroadcastPublisher, BroadcastReader
 from rlsrl.parameters.database import BlobParameterDB
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     import grpc
 
     from rlsrl.parameters.objects import Objects
+    from rlsrl.parameters.service import ServiceParameterDB
     from rlsrl.rpc.tls import Tls
 
 
@@ -43,6 +46,28 @@ def open_parameter_store(
             store.service, token_from_environment(), tls=tls_from_environment(), open_connection=open_connection
         )
     return open_blobs(store)
+
+
+def open_source(environ: Mapping[str, str] = os.environ) -> ServiceParameterDB:
+    """Return the parameter database of the experiment from whose weights this one starts. It connects to nothing yet.
+
+    Raises:
+        ConfigurationError: the environment has no folder with the way to it.
+        FileNotFoundError: the folder lacks a file.
+        TlsUnusable: the environment's certificates cannot be used.
+    """
+    from rlsrl.parameters.service import ServiceParameterDB
+    from rlsrl.rpc.tls import TLS_NAME_VARIABLE, tls_from_environment
+
+    if not (place := environ.get(SOURCE_FOLDER_VARIABLE)):
+        raise ConfigurationError(f"{SOURCE_FOLDER_VARIABLE} is not set: only the operator's pods have it")
+    folder = Path(place)
+    address, token = ((folder / key).read_text("ascii").strip() for key in (SOURCE_ADDRESS_KEY, SOURCE_TOKEN_KEY))
+    try:
+        tls_name = (folder / SOURCE_TLS_NAME_KEY).read_text("ascii").strip()
+    except FileNotFoundError:
+        return ServiceParameterDB(address, token)
+    return ServiceParameterDB(address, token, tls=tls_from_environment({**environ, TLS_NAME_VARIABLE: tls_name}))
 
 
 def open_blobs(store: ParameterStoreConfig) -> BlobParameterDB:
