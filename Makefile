@@ -4,16 +4,18 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := operator,rpc,env,http,mujoco,box2d,atari,wandb,torch,onnx,video,ui,objectstore,local,dev
+EXTRAS := operator,rpc,env,http,mujoco,box2d,atari,wandb,torch,onnx,video,ui,objectstore,local,docs,dev
 RUN_EXTRAS := rpc,env,torch,local
 PINNED := $(shell cat pyproject.toml constraints.txt | sha256sum | cut -c1-16)
 STAMP := $(VENV)/.setup-$(PINNED)
+# The variable switches off an advertisement.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 RUN_STAMP := $(VENV)/.setup-run-$(PINNED)
 
 # If this is set, each of the many short processes compiles all our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run s3-server system-tools images test e2e e2e-full test-slow bench bench-report paired lint format protos crd dashboards docs clean
+.PHONY: help setup run s3-server system-tools images test e2e e2e-full test-slow bench bench-report paired lint format protos crd dashboards docs site clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,7 +68,7 @@ bench-report: setup  ## Update the table and plot of the benchmarks in docs/benc
 paired: setup  ## Compare the speed of HEAD with older commits on a workload (BASE=REV W=W1; 20 minutes a commit)
 	$(BIN)/python benchmarks/paired.py $(BASE) $(W)
 
-lint: setup  ## ruff, mypy, layers, class names, sizes, drift of generated files
+lint: setup  ## ruff, mypy, layers, class names, sizes, drift of generated files, links of the site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -87,6 +89,7 @@ lint: setup  ## ruff, mypy, layers, class names, sizes, drift of generated files
 	  && diff <(hack/operations-page /dev/stdout) docs/kubernetes/operations.md \
 	  && diff <(hack/failures-page /dev/stdout) docs/failures.md \
 	  || { echo "lint: a generated page is out of date: run \`make docs\` and commit"; exit 1; }
+	@built=$$(mktemp -d); trap 'rm -rf "$$built"' EXIT; $(MKDOCS) --quiet --site-dir "$$built"
 	@hack/actionlint
 
 format: setup  ## Format the code and apply ruff's fixes
@@ -109,5 +112,8 @@ docs: setup  ## Generate the reference of RLExperiment, the pages monitoring, op
 	hack/operations-page
 	hack/failures-page
 
+site: setup  ## Build the documentation as a site, in site/, and check its links
+	$(MKDOCS)
+
 clean:  ## Remove files that make created, except runs/
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf site $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,9 +32,10 @@ def anchors(page: Path) -> set[str]:
 
 
 def command_lines(page: Path) -> Iterator[str]:
-    """Yield the lines of indented code, with continuation lines joined."""
+    """Yield the lines of blocks of bash, with continuation lines joined."""
     text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    yield from (line.strip() for line in re.findall(r"(?m)^    (.*)$", text))
+    for block in re.findall(r"(?ms)^```bash\n(.*?)^```$", text):
+        yield from (line.strip() for line in block.splitlines())
 
 
 def calls(line: str) -> Iterator[list[str]]:
@@ -62,11 +64,24 @@ def test_named_make_targets_exist() -> None:
     named = {
         target
         for page in PAGES
-        for words in re.findall(r"(?:`|^    )make ((?:[a-z0-9-]+ ?)+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        for text in (page.read_text(encoding="utf-8"), *(f"`{line}" for line in command_lines(page)))
+        for words in re.findall(r"`make ((?:[a-z0-9-]+ ?)+)", text)
         for target in words.split()
     }
     assert named <= targets
     assert {"setup", "lint", "test", "images", "docs"} <= named
+
+
+def test_named_extras_exist() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {
+        extra
+        for page in PAGES
+        for words in re.findall(r"rlsrl\[([a-z,]+)\]", page.read_text(encoding="utf-8"))
+        for extra in words.split(",")
+    }
+    assert named <= set(project["optional-dependencies"])
+    assert {"ui", "video"} <= named
 
 
 def test_commands_in_pages_have_existing_options() -> None:

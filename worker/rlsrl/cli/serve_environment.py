@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ def serve_environment(
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listener.getsockname()[1]}"
     click.echo(f"serving {source} at {address} (interface: {address}/docs)")
-    serve(environment_app(sessions, token=token), listener)
+    with suppress(KeyboardInterrupt):
+        serve(environment_app(sessions, token=token), listener)
 
 
 def _read_token(path: Path) -> str:
