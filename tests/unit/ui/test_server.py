@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import threading
@@ -12,10 +13,12 @@ from urllib.parse import urlsplit
 
 import pytest
 import uvicorn
+from starlette.responses import PlainTextResponse
 
 from rlsrl.local.run_folder import METRICS, RECORD
 from rlsrl.testing.waiting import until
-from rlsrl.ui.server import make_app
+from rlsrl.ui import server as ui_server
+from rlsrl.ui.server import HEADERS, LOCAL_HOSTS, GuardedApp, make_app
 
 
 @pytest.fixture
@@ -27,7 +30,8 @@ def address(tmp_path: Path) -> Iterator[str]:
     row = {"step": 1, "wall": 0, "role": "trainer", "scalars": scalars}
     (tmp_path / "run 1" / METRICS).write_text(json.dumps(row) + "\n")
     (tmp_path / "secret").write_text("no")
-    server = uvicorn.Server(uvicorn.Config(make_app(tmp_path), host="127.0.0.1", port=0, log_level="error"))
+    app = make_app(tmp_path, hosts=(*LOCAL_HOSTS, "lab"))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -88,11 +92,76 @@ def test_what_is_not_there_is_refused(address: str, path: str, status: int) -> N
     assert call(address, path)[0] == status
 
 
-def test_only_reading_by_a_name_of_this_machine_is_answered(address: str) -> None:
+def test_only_reading_is_answered(address: str) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert call(address, "/api/runs", method=method)[0] == 405
-    assert call(address, "/api/runs", host="evil.example")[0] == 400, "a name that leads here from elsewhere"
-    assert call(address, "/api/runs", host=f"localhost:{urlsplit('//' + address).port}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:PORT", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:PORT", 200),
+        ("lab:PORT", 200),
+        ("LAB", 200),
+        ("evil.example", 400),
+        ("lab.evil.example:PORT", 400),
+        ("127.0.0.1.evil.example", 400),
+        ("[::1", 400),
+        ("", 400),
+    ],
+)
+def test_only_names_under_which_the_page_is_served_are_answered(address: str, host: str, status: int) -> None:
+    host = host.replace("PORT", str(urlsplit("//" + address).port))
+    found, text, _ = call(address, "/api/runs", host=host)
+    assert found == status
+    assert status == 200 or b"rlsrl ui --name HOST" in text
+
+
+def test_the_address_of_the_connection_needs_no_name() -> None:
+    """With ``--host 0.0.0.0``, browsers call the machine by one of its addresses: no other site leads there by one."""
+
+    def status_of(host: str) -> int:
+        headers = [(b"host", host.encode())]
+        scope = {"type": "http", "method": "GET", "path": "/", "server": ("192.0.2.7", 8266), "headers": headers}
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return {"type": "http.disconnect"}
+
+        asyncio.run(GuardedApp(PlainTextResponse("the page"), hosts=LOCAL_HOSTS)(scope, receive, send))
+        return int(sent[0]["status"])
+
+    assert status_of("192.0.2.7:8266") == 200
+    assert status_of("192.0.2.8:8266") == 400
+
+
+def test_every_answer_has_the_security_headers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(ui_server, "run_list", fail)
+    answers = [
+        call(address, "/"),
+        call(address, "/", host="evil.example"),
+        call(address, "/absent"),
+        call(address, "/", method="POST"),
+        call(address, "/api/runs"),
+    ]
+    assert [status for status, _, _ in answers] == [200, 400, 404, 405, 500]
+    for status, _, headers in answers:
+        missing = {name for name, value in HEADERS.items() if headers.get(name.lower()) != value}
+        assert missing == set(), f"{status} lacks them"
+    assert b"a bug" not in answers[-1][1]
+
+
+def test_versions_come_from_an_address_of_their_own(address: str) -> None:
+    assert call(address, "/api/runs/run%201/versions")[1] == {"versions": [], "problem": None}
+    assert call(address, "/api/runs/absent/versions")[0] == 404
 
 
 def test_what_json_lacks_in_damaged_files_is_left_out(address: str, tmp_path: Path) -> None:

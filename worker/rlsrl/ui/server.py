@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
+from rlsrl.ui.versions import VersionTables
 from rlsrl.ui.views import NotThere, curve, find, log_lines, run_list, run_page
 
 STATIC = Path(__file__).with_name("static")
@@ -30,36 +32,33 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 """Of every answer: the page loads nothing from elsewhere, and no other page shows it."""
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+OTHER_HOST = "The page is not served under this host name. `rlsrl ui --name HOST` adds one."
 
 
-def make_app(runs: Path, *, hosts: tuple[str, ...] = LOCAL_HOSTS) -> Starlette:
-    """Return the application that shows the runs in a folder.
-
-    ``hosts`` are the names by which it may be called: another site's name that leads here is refused.
-    """
+def make_app(runs: Path, *, hosts: Collection[str] = LOCAL_HOSTS) -> ASGIApp:
+    """Return the application that shows the runs in a folder. ``hosts`` are the names under which it is served."""
+    tables = VersionTables()
     routes = [
         Route("/", _index),
         Route("/api/runs", _answer(lambda _: run_list(runs))),
         Route("/api/runs/{name}", _answer(lambda request: run_page(_run(runs, request)))),
-        Route("/api/runs/{name}/curve", _answer(lambda request: curve(_run(runs, request), _after(request)))),
+        Route("/api/runs/{name}/versions", _answer(lambda request: tables.of(_run(runs, request)))),
+        Route("/api/runs/{name}/curve", _answer(lambda request: _curve(_run(runs, request), request))),
         Route(
             "/api/runs/{name}/logs/{log}",
             _answer(lambda request: log_lines(_run(runs, request), request.path_params["log"])),
         ),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    return Starlette(
-        routes=routes,
-        middleware=[
-            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)),
-            Middleware(BaseHTTPMiddleware, dispatch=_with_headers),
-        ],
-    )
+    return GuardedApp(Starlette(routes=routes), hosts=hosts)
 
 
-def serve(runs: Path, *, host: str, port: int, on_start: Callable[[str], None]) -> None:
+def serve(runs: Path, *, host: str, port: int, names: Collection[str], on_start: Callable[[str], None]) -> None:
     """Serve until Ctrl-C. ``on_start`` gets the address.
+
+    Args:
+        names: further host names under which the page is served, in lower case.
 
     Raises:
         OSError: the address cannot be used.
@@ -71,11 +70,43 @@ def serve(runs: Path, *, host: str, port: int, on_start: Callable[[str], None]) 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
         bound, number = listener.getsockname()[:2]
-        shown = f"[{bound}]" if ":" in bound else bound
-        app = make_app(runs, hosts=tuple(dict.fromkeys((*LOCAL_HOSTS, host, shown))))
-        on_start(f"http://{shown}:{number}/")
+        app = make_app(runs, hosts={*LOCAL_HOSTS, host.lower(), bound, *names})
+        # 0.0.0.0 and :: are all addresses of the machine: no browser reaches the page under them.
+        shown = next(iter(names), bound) if ipaddress.ip_address(bound).is_unspecified else bound
+        on_start(f"http://{f'[{shown}]' if ':' in shown else shown}:{number}/")
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, workers=1))
         server.run(sockets=[listener])
+
+
+class GuardedApp:
+    """Adds ``HEADERS`` to every answer of an application, and refuses requests that name another host.
+
+    A name of another site may lead to this machine (DNS rebinding): its pages must not read the runs.
+    """
+
+    def __init__(self, app: ASGIApp, *, hosts: Collection[str]) -> None:
+        """``hosts`` are the allowed names, in lower case. The address of the connection itself is allowed, too."""
+        self._app = app
+        self._hosts = frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request (ASGI)."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        is_refused = scope["type"] == "http" and not self._is_allowed(scope)
+        app = PlainTextResponse(OTHER_HOST, status_code=400) if is_refused else self._app
+        await app(scope, receive, send_with_headers)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        try:
+            name = urlsplit(f"//{Headers(scope=scope).get('host', '')}").hostname
+        except ValueError:
+            return False
+        return name is not None and (name in self._hosts or name == (scope.get("server") or ("",))[0])
 
 
 class SafeJson(JSONResponse):
@@ -92,12 +123,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _finite(each) for name, each in value.items()}
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-async def _with_headers(request: Request, call_next: RequestResponseEndpoint) -> Response:
-    response = await call_next(request)
-    response.headers.update(HEADERS)
-    return response
 
 
 def _answer(make: Callable[[Request], Any]) -> Callable[[Request], Response]:
@@ -120,8 +145,9 @@ def _run(runs: Path, request: Request) -> Path:
     return find(runs, request.path_params["name"])
 
 
-def _after(request: Request) -> int:
+def _curve(run: Path, request: Request) -> dict[str, Any]:
     try:
-        return int(request.query_params.get("after", "0"))
+        after = int(request.query_params.get("after", "0"))
     except ValueError as error:
         raise HTTPException(400, "after is a number of bytes") from error
+    return curve(run, after, request.query_params.get("file", ""))

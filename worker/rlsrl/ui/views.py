@@ -10,12 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.role_names import TRAINER
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.edits import recorded_experiment
 from rlsrl.local.goals import goals, time_left
 from rlsrl.local.run_folder import (
+    LOCK,
     METRICS,
     RECORD,
     RESOLVED_EXPERIMENT,
@@ -25,13 +25,11 @@ from rlsrl.local.run_folder import (
     is_running,
     read_record,
 )
+from rlsrl.local.run_record import RunRecord
 from rlsrl.local.status_file import read_status
 from rlsrl.local.worker_report import activity, mapping, number, objects, reports_of, state, troubles
-from rlsrl.parameters.evaluations import return_mean_of
-from rlsrl.parameters.protocols import ParameterError, VersionInfo
 from rlsrl.runtime.activity import stage_of
-from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.workers.build.run_database import open_run_database
+from rlsrl.runtime.coordination import WorkerState
 
 LOGS = "logs"
 """The folder of the workers' logs in a run folder."""
@@ -42,7 +40,9 @@ MAX_CURVE_BYTES = 8 * 1024 * 1024
 MAX_LOG_BYTES = 256 * 1024
 """Bytes at the end of a log that are read."""
 MAX_WORKERS = 2000
-"""Workers that are listed of a role."""
+"""Workers that are listed of a role; of more, those that do not run come first."""
+RUNNING_STATES = frozenset({*WorkerState, "starting"})
+"""States of workers that run; silent workers and those that are gone do not."""
 SHOWN_LINES = 200
 """Last lines of a log that are shown."""
 LATE_SECONDS = 5.0
@@ -88,7 +88,7 @@ def find(folder: Path, name: str) -> Path:
 
 
 def run_page(run: Path) -> dict[str, Any]:
-    """Return all of one run but its curve and its logs."""
+    """Return all of one run but its versions, its curve and its logs."""
     seen, experiment = _Seen.of(run), _experiment(run)
     document, age = seen.status if seen.status is not None else ({}, None)
     is_live, summary = seen.is_live, seen.summary
@@ -103,29 +103,30 @@ def run_page(run: Path) -> dict[str, Any]:
         "statusAge": age,
         "roles": {role: _role(document, role, is_live=is_live) for role in mapping(document, "roles")},
         "ledger": _ledger(mapping(ledgers[0], "ledger") or mapping(ledgers[1], "ledger")),
-        "versions": _versions(run),
         "logs": sorted(path.name for path in (run / LOGS).glob("*") if path.is_file()),
         "experiment": _text(run / RESOLVED_EXPERIMENT),
     }
 
 
-def curve(run: Path, after: int) -> dict[str, Any]:
+def curve(run: Path, after: int, file_id: str = "") -> dict[str, Any]:
     """Return rows of the learning curve from the byte ``after`` of its file on, and where to go on.
 
-    If the file is shorter, it is another run's by now: the answer begins anew and says so.
+    ``file_id`` is that of the answer before; empty in the first question. If the file is shorter or another one, the
+    folder has another run by now: the answer begins anew and says so.
     """
     try:
         with (run / METRICS).open("rb") as file:
+            found_id = f"{_run_uid(run)}-{os.fstat(file.fileno()).st_ino}"
             size = file.seek(0, 2)
-            is_anew = after > size or after < 0
+            is_anew = not 0 <= after <= size or file_id not in ("", found_id)
             begin = 0 if is_anew else after
             file.seek(begin)
             data = file.read(MAX_CURVE_BYTES)
     except FileNotFoundError:
-        return {"next": 0, "anew": after > 0, "rows": []}
+        return {"next": 0, "file": "", "anew": after > 0, "rows": []}
     lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)[:MAX_ROWS]
     rows = [row for line in lines if (row := _curve_row(line)) is not None]
-    return {"next": begin + sum(map(len, lines)), "anew": is_anew, "rows": rows}
+    return {"next": begin + sum(map(len, lines)), "file": found_id, "anew": is_anew, "rows": rows}
 
 
 def log_lines(run: Path, name: str) -> list[str]:
@@ -148,13 +149,19 @@ class _Seen:
 
     is_live: bool
     """Read first, so that the last status of a run that ends is read."""
+    record: RunRecord | None
+    """None if it is damaged."""
     summary: Mapping[str, Any]
+    """That of the last life; empty while the run lives, and if its last life was killed."""
     status: tuple[Mapping[str, Any], float] | None
-    """The newest status document, and its age in seconds."""
+    """The newest status document, and its age in seconds. While the run lives, not that of an earlier life."""
 
     @classmethod
     def of(cls, run: Path) -> Self:
-        return cls(is_live=is_running(run), summary=_summary(run), status=_status(run))
+        is_live, record = is_running(run), _record(run)
+        status = None if is_live and _is_older(run / STATUS, run / LOCK) else _status(run)
+        summary = {} if is_live else _summary(run, record)
+        return cls(is_live=is_live, record=record, summary=summary, status=status)
 
 
 def _row_of(run: Path, seen: _Seen) -> dict[str, Any]:
@@ -162,7 +169,7 @@ def _row_of(run: Path, seen: _Seen) -> dict[str, Any]:
     figures = totals if seen.is_live or not seen.summary else seen.summary
     return {
         "name": run.name,
-        "state": _state(run, seen),
+        "state": _state(seen),
         "returnMean": number(figures, "return_mean"),
         "envSteps": number(figures, "env_steps"),
         "trainSteps": number(figures, "train_steps"),
@@ -171,18 +178,16 @@ def _row_of(run: Path, seen: _Seen) -> dict[str, Any]:
     }
 
 
-def _state(run: Path, seen: _Seen) -> str:
+def _state(seen: _Seen) -> str:
     if seen.is_live:
         return str(seen.status[0].get("phase") or "starting") if seen.status is not None else "starting"
     if seen.summary.get("failure"):
         return "failed"
     if seen.summary.get("finished"):
         return "finished"
-    try:
-        record = read_record(run)
-    except RunFolderError:
+    if seen.record is None:
         return "damaged"
-    return "not finished" if record is not None and record.attempt else "not started"
+    return "not finished" if seen.record.attempt else "not started"
 
 
 def _ledger(counts: Mapping[str, Any]) -> dict[str, float]:
@@ -219,44 +224,29 @@ def _role(document: Mapping[str, Any], role: str, *, is_live: bool) -> dict[str,
     """Return the workers of a role, then those that have left; of a run that has ended, all have ended."""
     reports = reports_of(document, role)
     gone = [{**each, "state": "gone"} for each in objects(document, "gone") if each.get("role") == role]
-    workers = [_worker(report) for report in (*reports, *gone)][:MAX_WORKERS]
+    workers = [_worker(report) for report in (*reports, *gone)]
     if not is_live:
-        workers = [{**worker, "state": "ended", "busy": None, "waits": {}, "perSecond": None} for worker in workers]
-    return {"number": len(reports), "workers": workers}
+        ended = {"state": "ended", "runs": True, "busy": None, "waits": {}, "perSecond": None}
+        workers = [{**worker, **ended} for worker in workers]
+    rates = [worker["perSecond"] for worker in workers if worker["perSecond"] is not None]
+    if len(workers) > MAX_WORKERS:
+        workers = sorted(workers, key=lambda worker: worker["runs"])[:MAX_WORKERS]
+    return {"number": len(reports), "perSecond": sum(rates) if rates else None, "workers": workers}
 
 
 def _worker(report: Mapping[str, Any]) -> dict[str, Any]:
     shares = activity([report])
     waits = {name: share for name, share in shares.items() if stage_of(name) is None}
+    worker_state = "gone" if report.get("state") == "gone" else state(report)
     return {
         "index": report.get("index"),
-        "state": str(report["state"]) if report.get("state") == "gone" else state(report),
+        "state": worker_state,
+        "runs": worker_state in RUNNING_STATES,
         "busy": sum(share for name, share in shares.items() if name not in waits) if shares else None,
         "waits": waits,
         "waitsFor": str(report.get("waiting_for") or ""),
         "version": str(report.get("version") or ""),
         "perSecond": number(mapping(report, "stats"), "samples_per_second"),
-    }
-
-
-def _versions(run: Path) -> list[dict[str, Any]]:
-    try:
-        db = open_run_database(run)
-        infos = db.versions(POLICY_NAME) if POLICY_NAME in db.policies() else []
-    except (ConfigurationError, ParameterError, OSError):
-        return []
-    return [_version(info) for info in reversed(infos)]
-
-
-def _version(info: VersionInfo) -> dict[str, Any]:
-    return {
-        "version": str(info.version),
-        "tags": list(info.tags),
-        "createdAt": info.created_at,
-        "envSteps": number(info.metadata, "env_steps"),
-        "returnMean": number(info.metadata, "return_mean"),
-        "evaluation": return_mean_of(info),
-        "hasState": info.has_state,
     }
 
 
@@ -304,12 +294,36 @@ def _status(run: Path) -> tuple[Mapping[str, Any], float] | None:
         return None
 
 
-def _summary(run: Path) -> Mapping[str, Any]:
+def _record(run: Path) -> RunRecord | None:
+    try:
+        return read_record(run)
+    except (OSError, RunFolderError):
+        return None
+
+
+def _run_uid(run: Path) -> str:
+    record = _record(run)
+    return "" if record is None else record.run_uid
+
+
+def _summary(run: Path, record: RunRecord | None) -> Mapping[str, Any]:
+    """Return the summary of the last life; empty without one. That of an earlier life says nothing about the run."""
     try:
         value = json.loads((run / SUMMARY).read_bytes())
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        return {}
+    is_earlier = record is not None and value.get("lives", len(record.lives)) != len(record.lives)
+    return {} if is_earlier else value
+
+
+def _is_older(path: Path, other: Path) -> bool:
+    """Return whether both files exist, and the first was written before the other."""
+    try:
+        return path.stat().st_mtime_ns < other.stat().st_mtime_ns
+    except OSError:
+        return False
 
 
 def _text(path: Path) -> str:

@@ -1,12 +1,13 @@
-// The page of `rlsrl ui`: a list of runs, and one run. It asks the server each second and draws what changed.
+// The page of `rlsrl ui`: a list of runs, and one run. It asks the server each second and changes what is not equal.
 
 import { draw } from "./curve.js";
 import { picture } from "./picture.js";
-import { ago, element, number, replace } from "./elements.js";
+import { ago, element, isSelected, number, rows, settle } from "./elements.js";
 
-const LIST_MS = 2000, RUN_MS = 1000, LOG_MS = 3000;
+const LIST_MS = 2000, RUN_MS = 1000, VERSIONS_MS = 2000, LOG_MS = 3000;
 const main = document.getElementById("main"), where = document.getElementById("where"), age = document.getElementById("age");
 
+const problems = new Map(); // of the view that is shown, by what asks
 let shown = 0; // number of the view that is shown: answers of earlier ones are dropped
 
 async function ask(path) {
@@ -22,9 +23,9 @@ function repeat(view, milliseconds, look) {
     if (!document.hidden) {
       try {
         await look();
-        if (view === shown) say("");
+        if (view === shown) say(look, "");
       } catch (error) {
-        if (view === shown) say(`not up to date: ${error.message}`);
+        if (view === shown) say(look, `not up to date: ${error.message}`);
       }
     }
     setTimeout(again, milliseconds);
@@ -32,8 +33,12 @@ function repeat(view, milliseconds, look) {
   again();
 }
 
-function say(text) {
-  if (age.textContent !== text) age.textContent = text;
+// Show the problem of what asks, or that it has none.
+function say(asks, text) {
+  if (text) problems.set(asks, text);
+  else problems.delete(asks);
+  const [first = ""] = problems.values();
+  if (age.textContent !== first) age.textContent = first;
 }
 
 function stateOf(run) {
@@ -42,7 +47,7 @@ function stateOf(run) {
 
 // ---- the list
 
-function showList(view) {
+function showList(view, problem) {
   where.textContent = "";
   document.title = "Runs - rlsrl";
   const body = element("tbody", {});
@@ -50,37 +55,37 @@ function showList(view) {
   const heads = [["Run"], ["State"], ["Mean return", 1], ["Env steps", 1], ["Steps/s", 1], ["Changed"]];
   const head = heads.map(([text, isNumber]) => element("th", { scope: "col", class: isNumber ? "number" : "" }, text));
   main.replaceChildren(
-    element("h1", {}, "Runs"), none,
+    ...(problem ? [element("p", { class: "problems", role: "alert" }, problem)] : []), element("h1", {}, "Runs"), none,
     element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, ...head)), body)),
   );
   repeat(view, LIST_MS, async () => {
     const runs = await ask("/api/runs");
     none.hidden = runs.length > 0;
-    replace(body, runs, (run) => [
-      element("td", {}, element("a", { href: `#/run/${encodeURIComponent(run.name)}` }, run.name)),
+    rows(body, runs, (run) => [
+      element("td", {}, element("a", { href: `#/run/${encoded(run.name)}` }, run.name)),
       element("td", {}, stateOf(run)),
       ...[run.returnMean, run.envSteps, run.stepsPerSecond].map((value) => element("td", { class: "number" }, number(value))),
       element("td", {}, ago(run.changedAt)),
-    ]);
+    ], (run) => run.name);
   });
 }
 
 // ---- one run
 
 function showRun(view, name) {
-  const path = `/api/runs/${encodeURIComponent(name)}`;
+  const path = `/api/runs/${encoded(name)}`;
   where.textContent = name;
   document.title = `${name} - rlsrl`;
-  const facts = element("dl", { class: "facts" }), problems = element("div", {}), goals = element("div", {});
+  const facts = element("dl", { class: "facts" }), troubles = element("div", {}), goals = element("div", {});
   const roles = element("figure", {}), rolesBody = element("tbody", {});
   const chart = element("figure", {}), metric = element("select", { id: "metric" });
-  const versions = element("tbody", {}), ledger = element("tbody", {});
+  const versions = element("tbody", {}), unread = element("div", {}), ledger = element("tbody", {});
   const log = element("pre", { tabindex: "0", "aria-label": "last lines of the log" }), logs = element("select", { id: "log" });
   const text = element("pre", { tabindex: "0", "aria-label": "experiment" });
   const table = (heads, body) => element("div", { class: "scroll" }, element("table", {},
     element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))), body));
   main.replaceChildren(
-    element("h1", {}, name), facts, problems, goals,
+    element("h1", {}, name), facts, troubles, goals,
     element("h2", {}, "Workers"), roles,
     element("p", { class: "legend" },
       element("span", { class: "swatch busy" }), "works", element("span", { class: "swatch wait" }), "waits",
@@ -89,13 +94,13 @@ function showRun(view, name) {
       table(["Worker", "State", "Busy", "Waits for", "Version", "Per second"], rolesBody)),
     element("h2", {}, "Curve"),
     element("p", {}, element("label", { for: "metric" }, "Metric "), metric), chart,
-    element("h2", {}, "Versions"), table(["Version", "Tags", "Env steps", "Mean return", "Evaluation", "State", "Stored"], versions),
+    element("h2", {}, "Versions"), unread, table(["Version", "Tags", "Env steps", "Mean return", "Evaluation", "State", "Stored"], versions),
     element("h2", {}, "Ledger"), table(["Transitions", "Number"], ledger),
     element("h2", {}, "Logs"), element("p", {}, element("label", { for: "log" }, "Worker "), logs), log,
     element("details", {}, element("summary", {}, "Experiment"), text),
   );
 
-  const curve = { rows: [], evaluated: new Map(), next: 0 }; // rows of the trainer; of evaluators by step
+  const curve = { rows: [], evaluated: new Map(), next: 0, file: "" }; // rows of the trainer; of evaluators by step
   let page = null;
   const redraw = () => draw(chart, curve.rows, [...curve.evaluated.values()], metric.value || "return_mean", page && page.goalReturn);
   metric.addEventListener("change", redraw);
@@ -104,21 +109,16 @@ function showRun(view, name) {
     page = await ask(path);
     if (view !== shown) return;
     showFacts(facts, page);
-    problems.replaceChildren(...page.problems.map((problem) =>
+    settle(troubles, ...page.problems.map((problem) =>
       element("p", { class: `problems ${problem.startsWith("FAILED") ? "failed" : ""}` }, problem)));
-    goals.replaceChildren(...page.goals.map(goalLine));
+    settle(goals, ...page.goals.map(goalLine));
     picture(roles, page.roles);
-    replace(rolesBody, workersOf(page.roles), (worker) => [
+    rows(rolesBody, workersOf(page.roles), (worker) => [
       element("th", { scope: "row" }, `${worker.role} ${worker.index ?? ""}`), element("td", {}, worker.state),
       element("td", {}, worker.busy === null ? "-" : `${Math.round(100 * worker.busy)} %`),
       element("td", {}, waitsOf(worker)), element("td", {}, worker.version), element("td", {}, number(worker.perSecond)),
     ]);
-    replace(versions, page.versions, (version) => [
-      element("th", { scope: "row" }, version.version), element("td", {}, version.tags.join(", ")),
-      ...[version.envSteps, version.returnMean, version.evaluation].map((value) => element("td", {}, number(value))),
-      element("td", {}, version.hasState ? "yes" : ""), element("td", {}, ago(version.createdAt)),
-    ]);
-    replace(ledger, Object.entries(page.ledger).filter(([, value]) => typeof value === "number"), ([title, value]) => [
+    rows(ledger, Object.entries(page.ledger).filter(([, value]) => typeof value === "number"), ([title, value]) => [
       element("th", { scope: "row" }, title), element("td", {}, number(value)),
     ]);
     options(logs, page.logs);
@@ -128,16 +128,35 @@ function showRun(view, name) {
     options(metric, metricsOf(curve.rows));
     redraw();
   });
-  const showLog = async () => {
+  repeat(view, VERSIONS_MS, async () => {
+    const found = await ask(`${path}/versions`);
+    settle(unread, ...(found.problem ? [element("p", { class: "problems" }, found.problem)] : []));
+    rows(versions, found.versions, (version) => [
+      element("th", { scope: "row" }, version.version), element("td", {}, version.tags.join(", ")),
+      ...[version.envSteps, version.returnMean, version.evaluation].map((value) => element("td", {}, number(value))),
+      element("td", {}, version.hasState ? "yes" : ""), element("td", {}, ago(version.createdAt)),
+    ], (version) => version.version);
+  });
+  const showLog = logShower(view, path, logs, log);
+  logs.addEventListener("change", () => showLog().catch((error) => view === shown && say(showLog, error.message)));
+  repeat(view, LOG_MS, showLog);
+}
+
+// Return a function that shows the end of the chosen log. The choice may change while an answer is awaited: only the
+// answer to the last question counts.
+function logShower(view, path, logs, log) {
+  let asked = 0, name = ""; // of the last question; of the log that is shown
+  return async () => {
     if (!logs.value) return;
-    const lines = (await ask(`${path}/logs/${encodeURIComponent(logs.value)}`)).join("\n");
-    if (log.textContent === lines) return;
-    const isAtEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
+    const question = (asked += 1), chosen = logs.value;
+    const lines = (await ask(`${path}/logs/${encoded(chosen)}`)).join("\n");
+    if (question !== asked || view !== shown) return;
+    if (log.textContent === lines || (name === chosen && isSelected(log))) return;
+    const isAtEnd = name !== chosen || log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
     log.textContent = lines;
+    name = chosen;
     if (isAtEnd) log.scrollTop = log.scrollHeight;
   };
-  logs.addEventListener("change", () => showLog().catch((error) => say(error.message)));
-  repeat(view, LOG_MS, showLog);
 }
 
 function showFacts(facts, page) {
@@ -151,7 +170,7 @@ function showFacts(facts, page) {
     ["Policy lag", number(totals.policy_lag)],
     ["Version", totals.version ?? "-"],
   ];
-  facts.replaceChildren(...listed.map(([title, value]) =>
+  settle(facts, ...listed.map(([title, value]) =>
     element("div", {}, element("dt", {}, title), element("dd", {}, value))));
 }
 
@@ -173,7 +192,7 @@ function waitsOf(worker) {
 // Read the rows that are new. A trainer that resumed repeats steps: its earlier rows of them do not count.
 async function more(path, curve) {
   for (let isFull = true; isFull;) {
-    const answer = await ask(`${path}/curve?after=${curve.next}`);
+    const answer = await ask(`${path}/curve?after=${curve.next}&file=${encoded(curve.file)}`);
     if (answer.anew) [curve.rows, curve.evaluated] = [[], new Map()];
     for (const row of answer.rows) {
       if (row.role === "trainer") while (curve.rows.at(-1)?.step >= row.step) curve.rows.pop();
@@ -181,7 +200,7 @@ async function more(path, curve) {
       if (row.role === "evaluator") curve.evaluated.set(row.step, row); // an evaluation that is repeated counts once
     }
     isFull = answer.next !== curve.next && answer.rows.length > 1000;
-    curve.next = answer.next;
+    [curve.next, curve.file] = [answer.next, answer.file];
   }
 }
 
@@ -200,12 +219,28 @@ function options(select, values) {
   if (values.includes(chosen)) select.value = chosen;
 }
 
+// A folder's name may hold bytes that are no text: they become marks, and the server finds no such run.
+function encoded(name) {
+  return encodeURIComponent(name.toWellFormed());
+}
+
+// Return the name in an address; null if the address is malformed.
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return null;
+  }
+}
+
 function route() {
-  const [, kind, name] = location.hash.split("/");
+  const [, kind, part] = location.hash.split("/");
+  const name = kind === "run" && part ? decoded(part) : "";
   shown += 1;
-  say("");
-  if (kind === "run" && name) showRun(shown, decodeURIComponent(name));
-  else showList(shown);
+  problems.clear();
+  age.textContent = "";
+  if (name) showRun(shown, name);
+  else showList(shown, name === null ? `The address ${location.hash} names no run.` : "");
   window.scrollTo(0, 0);
 }
 

@@ -1,6 +1,6 @@
 // One metric of a run over env steps.
 
-import { number, shape } from "./elements.js";
+import { number, settle, shape } from "./elements.js";
 
 const WIDTH = 1100, HEIGHT = 320, LEFT = 70, RIGHT = 20, TOP = 15, BOTTOM = 40, MOST = 1500;
 
@@ -9,7 +9,7 @@ export function draw(figure, rows, evaluations, metric, goalReturn) {
   const evaluated = metric === "return_mean" ? pointsOf(evaluations, "evaluation/env_steps", "evaluation/return_mean") : [];
   const all = [...points, ...evaluated];
   if (!all.length) {
-    figure.textContent = `No values of ${metric} yet.`;
+    settle(figure, `No values of ${metric} yet.`);
     return;
   }
   const goal = metric === "return_mean" && typeof goalReturn === "number" ? goalReturn : null;
@@ -18,7 +18,7 @@ export function draw(figure, rows, evaluations, metric, goalReturn) {
   const down = scale(least(ys), greatest(ys), HEIGHT - BOTTOM, TOP);
   const line = points.map(([x, y], place) => `${place ? "L" : "M"}${across(x).toFixed(1)} ${down(y).toFixed(1)}`).join("");
   const last = points.at(-1) ?? evaluated.at(-1);
-  figure.replaceChildren(shape("svg", {
+  settle(figure, shape("svg", {
     viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: "100%", role: "img",
     "aria-label": `${metric} over env steps: ${number(last[1])} after ${number(last[0])}, ${points.length} points`,
   },

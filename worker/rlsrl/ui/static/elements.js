@@ -19,11 +19,65 @@ export function shape(tag, attributes, ...children) {
   return made;
 }
 
-// Give a table's body a row for each item. A focused link keeps its focus.
-export function replace(body, items, cells) {
-  const focused = body.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-  body.replaceChildren(...items.map((item) => element("tr", {}, ...cells(item))));
-  if (focused !== null) [...body.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus();
+// Give an element these children. What is equal already stays as it is, and so do the selection and the focus in it.
+// Children with a `data-key` are recognised by it, others by their place.
+export function settle(parent, ...children) {
+  const made = children.map((child) => (child instanceof Node ? child : document.createTextNode(child)));
+  const keys = new Set(made.map(keyOf)), kept = new Map();
+  for (const child of [...parent.childNodes]) {
+    const key = keyOf(child);
+    if (key === undefined) continue;
+    if (keys.has(key)) kept.set(key, child);
+    else child.remove();
+  }
+  let place = parent.firstChild;
+  for (const node of made) {
+    const key = keyOf(node), old = key === undefined ? place : kept.get(key);
+    if (!old || old.nodeName !== node.nodeName || keyOf(old) !== key) {
+      parent.insertBefore(node, place);
+      continue;
+    }
+    if (old !== place) move(parent, old, place);
+    update(old, node);
+    place = old.nextSibling;
+  }
+  while (place) {
+    const next = place.nextSibling;
+    place.remove();
+    place = next;
+  }
+}
+
+function keyOf(node) {
+  return node.dataset?.key;
+}
+
+// A browser takes the focus from what is moved.
+function move(parent, node, place) {
+  const focused = document.activeElement;
+  parent.insertBefore(node, place);
+  if (node.contains(focused)) focused.focus();
+}
+
+function update(node, made) {
+  if (node.nodeType === Node.TEXT_NODE) {
+    if (node.data !== made.data) node.data = made.data;
+    return;
+  }
+  for (const { name } of [...node.attributes]) if (!made.hasAttribute(name)) node.removeAttribute(name);
+  for (const { name, value } of made.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+  settle(node, ...made.childNodes);
+}
+
+// Give a table's body a row for each item. A row is recognised by its key, if there is one.
+export function rows(body, items, cells, key) {
+  settle(body, ...items.map((item) => element("tr", key ? { "data-key": key(item) } : {}, ...cells(item))));
+}
+
+// Say whether the user has selected text in the element.
+export function isSelected(node) {
+  const selection = document.getSelection();
+  return !selection.isCollapsed && selection.containsNode(node, true);
 }
 
 export function number(value) {

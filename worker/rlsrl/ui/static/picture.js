@@ -1,17 +1,16 @@
 // The workers of each role as boxes, and the way of the samples between the roles.
 
-import { number, shape } from "./elements.js";
+import { number, settle, shape } from "./elements.js";
 
 const WAY = ["actor", "buffer", "trainer"], ASIDE = ["policy", "evaluator", "coordinator"];
 const BOX = 14, GAP = 3, COLUMNS = 16, WIDTH = 200, MOST = 512;
-const RUNS = new Set(["running", "paused", "configuring", "starting", "exiting", "ended"]);
 
 export function picture(figure, roles) {
   const way = WAY.filter((role) => roles[role]?.workers.length), aside = ASIDE.filter((role) => roles[role]?.workers.length);
   const others = Object.keys(roles).filter((role) => !WAY.includes(role) && !ASIDE.includes(role) && roles[role].workers.length);
   const columns = [...way.map((role) => [role]), ...(aside.length + others.length ? [[...aside, ...others]] : [])];
   if (!columns.length) {
-    figure.textContent = "No worker has reported.";
+    settle(figure, "No worker has reported.");
     return;
   }
   const drawn = [];
@@ -24,12 +23,12 @@ export function picture(figure, roles) {
     }
     height = Math.max(height, y);
   });
-  way.slice(0, -1).forEach((role, place) => drawn.push(...arrow(place * (WIDTH + 60) + WIDTH + 6, rateOf(roles[role]))));
+  way.slice(0, -1).forEach((role, place) => drawn.push(...arrow(place * (WIDTH + 60) + WIDTH + 6, roles[role].perSecond)));
   const width = columns.length * (WIDTH + 60) - 60;
   const summary = columns.flat().map((role) => `${roles[role].number} ${role}${roles[role].number === 1 ? "" : "s"}`).join(", ");
   const head = shape("marker", { id: "head", markerWidth: 8, markerHeight: 8, refX: 6, refY: 3, orient: "auto" },
     shape("path", { d: "M0 0 L6 3 L0 6", fill: "none", stroke: "currentColor" }));
-  figure.replaceChildren(shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": summary },
+  settle(figure, shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": summary },
     shape("defs", {}, head), ...drawn));
 }
 
@@ -37,20 +36,21 @@ function heightOf(role) {
   return 28 + Math.ceil(Math.min(role.workers.length, MOST) / COLUMNS) * (BOX + GAP);
 }
 
-function rateOf(role) {
-  const rates = role.workers.map((worker) => worker.perSecond).filter((rate) => rate !== null);
-  return rates.length ? rates.reduce((sum, rate) => sum + rate, 0) : null;
+// The workers that are drawn: all, or those that do not run and as many of the others as there is room for.
+function drawnOf(workers) {
+  if (workers.length <= MOST) return workers;
+  return [...workers.filter((worker) => !worker.runs), ...workers.filter((worker) => worker.runs)].slice(0, MOST);
 }
 
 function group(role, of, x, y) {
   const rest = of.workers.length > MOST ? `, ${MOST} shown` : "";
-  const boxes = of.workers.slice(0, MOST).map((worker, place) => {
+  const boxes = drawnOf(of.workers).map((worker, place) => {
     const left = (place % COLUMNS) * (BOX + GAP) * ((WIDTH / COLUMNS) / (BOX + GAP)), top = 24 + Math.floor(place / COLUMNS) * (BOX + GAP);
-    const busy = RUNS.has(worker.state) ? Math.min(1, worker.busy ?? 0) : 0;
+    const busy = worker.runs ? Math.min(1, worker.busy ?? 0) : 0;
     const size = Math.min(BOX, WIDTH / COLUMNS - 2);
     const title = `${role} ${worker.index ?? ""}: ${worker.state}, busy ${worker.busy === null ? "unknown" : `${Math.round(100 * busy)} %`}`;
     return shape("g", {}, shape("title", {}, title),
-      shape("rect", { x: left, y: top, width: size, height: BOX, class: RUNS.has(worker.state) ? "worker" : "bad" }),
+      shape("rect", { x: left, y: top, width: size, height: BOX, class: worker.runs ? "worker" : "bad" }),
       shape("rect", { x: left, y: top + BOX * (1 - busy), width: size, height: BOX * busy, class: "busy" }));
   });
   return shape("g", { transform: `translate(${x} ${y})` }, shape("text", { x: 0, y: 14 }, `${of.number} ${role}${rest}`), ...boxes);
