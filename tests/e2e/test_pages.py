@@ -36,9 +36,12 @@ MADE = (SYSTEM, "research", "team-a", "team-b")
 
 
 @pytest.fixture(autouse=True)
-def _clean(kubeconfig: str) -> Iterator[None]:
-    """Remove what a page leaves: experiments, releases, the definition, namespaces."""
-    assert kubeconfig
+def _clean(environment: Mapping[str, str]) -> Iterator[None]:
+    """Remove what a page leaves: experiments, releases, the definition, namespaces.
+
+    A release is removed before the namespace in which it is: Helm would not find its cluster-wide objects any more.
+    """
+    assert environment
     if releases():
         pytest.fail("a release is installed already: these tests come first", pytrace=False)
     yield

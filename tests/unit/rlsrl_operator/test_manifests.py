@@ -33,6 +33,7 @@ from rlsrl_operator.manifests import (
     token_secret,
     volume_claim,
 )
+from rlsrl_operator.manifests.source import SourceExperiment, source_secret
 from rlsrl_operator.roles import roles_of
 from rlsrl_operator.settings import NetworkPolicies, OperatorSettings, PodDefaults, read_settings
 from rlsrl_operator.testing import SETTINGS, UID, context_of, faults_of_restricted
@@ -104,6 +105,9 @@ def everything(context: ExperimentContext) -> list[Manifest]:
     rendered = render(context)
     claim = volume_claim(context)
     made = [token_secret(context, "token"), revision_object(context, first_revision(context), b"key"), *rendered]
+    if context.source is not None:
+        found = SourceExperiment(uid="of-the-source", has_version=True)
+        made.append(source_secret(context.metadata(context.source_secret_name), context.source, found, "token"))
     return made if claim is None else [*made, claim]
 
 
@@ -248,7 +252,10 @@ def test_gpus_are_added_to_the_administrators_limits_of_trainers_alone() -> None
 
 
 def allowed(context: ExperimentContext, direction: str, peers: str) -> set[tuple[str, str, int | None]]:
-    """Return the allowed (source, target, port) between the experiment's pods in one direction; port None: any."""
+    """Return the allowed (source, target, port) between the experiment's pods in one direction; port None: any.
+
+    Those to the coordinator of another experiment are those of ``test_source``.
+    """
     found = set()
     for policy in (each for each in render(context) if each["kind"] == "NetworkPolicy"):
         role = policy["metadata"]["labels"]["rlsrl.dev/role"]
@@ -258,6 +265,8 @@ def allowed(context: ExperimentContext, direction: str, peers: str) -> set[tuple
         for rule in policy["spec"].get(direction, ()):
             for peer in rule.get(peers, ()):
                 if (labels := peer.get("podSelector", {}).get("matchLabels", {})).get("rlsrl.dev/role"):
+                    if labels["rlsrl.dev/experiment"] != context.name:
+                        continue
                     assert set(peer) == {"podSelector"}, "in the experiment's namespace"
                     assert labels == context.selector(labels["rlsrl.dev/role"])
                     other = labels["rlsrl.dev/role"]

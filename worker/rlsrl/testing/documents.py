@@ -23,6 +23,7 @@ from rlsrl.api.spec import (
     EgressPeer,
     EgressPort,
     EgressRule,
+    InitialParameters,
     LabelSelector,
     PausedWorkers,
     RLExperiment,
@@ -147,6 +148,7 @@ EXAMPLES = {
     "spec.evaluators.parameters.version": "1.2500", "spec.evaluators.parameters.tag": "best",
     "spec.evaluators.parameters.file": "/models/best.safetensors",
     "spec.parameters.from.run": "runs/cartpole", "spec.parameters.from.file": "/models/best.safetensors",
+    "spec.parameters.from.experiment": "teacher",
     "spec.parameters.from.version": "1.2500", "spec.parameters.from.tag": "best",
 }  # fmt: skip
 """Valid strings for fields with a pattern. All factories use the same string."""
@@ -304,7 +306,7 @@ def with_value(case: Case, value: Any) -> JsonDocument:
         _opened(document, STORES["custom"])
     if _store_of(document) is not None:
         spec.setdefault("pacing", {})["trainStepsPerEnvStep"] = 1
-    if case.path[:-1] == START and case.path[-1] not in STARTS[0]:
+    if case.path[:-1] == START and case.path[-1] not in camel(InitialParameters.exactly_one):
         _opened(document, START)["run"] = "runs/cartpole"
     _opened(document, case.path[:-1])[case.path[-1]] = value
     return document
@@ -315,6 +317,7 @@ START = ("spec", "parameters", "from")
 STARTS: tuple[JsonDocument, ...] = (
     {"file": "/models/best.safetensors"},
     {"file": "/models/a b.safetensors", "what": "weights"},
+    {"experiment": "teacher", "tag": "best", "what": "all"},
 )
 """Valid values of it, in pods, too."""
 BROKEN_STARTS: tuple[JsonDocument, ...] = (
@@ -326,6 +329,8 @@ BROKEN_STARTS: tuple[JsonDocument, ...] = (
     {"file": "/models/best.safetensors", "version": "1.5"},
     {"file": "/models/best.safetensors", "what": "all"},
     {"run": "cartpole", "file": "/models/best.safetensors"},
+    {"experiment": "teacher", "file": "/models/best.safetensors"},
+    {"experiment": "Teacher"},
 )
 """Values that the API server and the models refuse."""
 
