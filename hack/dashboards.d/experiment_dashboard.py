@@ -283,6 +283,12 @@ def inference() -> Row:
                 "outcome",
             ),
             one("Duration of an evaluation", "s", TARGETS.mean(Metrics.evaluation_seconds, *EXPERIMENT)),
+            by(
+                "Videos in 10 minutes",
+                "short",
+                TARGETS.growth(Metrics.videos, "10m", *EXPERIMENT, "outcome"),
+                "outcome",
+            ),
         ),
     )
 

@@ -34,10 +34,12 @@ from rlsrl.rpc.v1.coordinator_pb2_grpc import CoordinatorStub, RowsStub
 from rlsrl.runtime.activity import CREDIT, END_OF_TRAINING
 from rlsrl.runtime.call_board import EnvironmentCall
 from rlsrl.runtime.coordination import CoordinatorClient, CoordinatorUnavailable, ProgramRow, WorkerState
+from rlsrl.runtime.heartbeat_queue import MAX_MP4_BYTES, MAX_VIDEOS
 from rlsrl.runtime.identity import POD_VARIABLE
 from rlsrl.runtime.join_session import JoinError, JoinRefused, JoinRequest, JoinSession, JoinTimeout
 from rlsrl.runtime.ledger import ActorLedger, LedgerPage, PageRecord
 from rlsrl.testing.parameter_dbs import make_parameters
+from rlsrl.testing.tensorboard import shown_pictures
 from rlsrl.testing.waiting import until
 from rlsrl.workers.status import NO_MORE_SAMPLES
 from rlsrl.workers.worker_messages import MAX_LOG_BYTES
@@ -490,6 +492,35 @@ def test_leaving_sends_every_row_first(start: Start, join: Join) -> None:
         trainer.record(step, {"loss": 0.0})
     assert trainer.leave("over") is True
     assert [row["sequence"] for row in coordinator.rows()] == list(range(600))
+
+
+def test_a_video_is_kept_at_the_index_of_its_evaluator_and_acknowledged(start: Start, join: Join) -> None:
+    coordinator = start(num_evaluators=2)
+    _, evaluator = (join(coordinator, role="evaluator") for _ in range(2))
+    mp4, gif = b"\x00\x00\x00\x20ftypisom" + bytes(MAX_MP4_BYTES - 12), b"GIF89a\xf0\x00\xa0\x00" + bytes(1000)
+    for step in range(MAX_VIDEOS):
+        assert evaluator.send_video(Version(1, step), is_fixed=False, mp4=mp4, gif=gif)
+    assert not evaluator.send_video(Version(1, 9), is_fixed=False, mp4=mp4, gif=gif)
+    until(lambda: evaluator.has_room_for_video, "a video is acknowledged")
+    assert evaluator.send_video(Version(2, 9), is_fixed=True, mp4=mp4, gif=gif)
+    assert evaluator.leave("over") is True
+    videos = {path.name: path.stat().st_size for path in (coordinator.folder / "videos").iterdir()}
+    assert videos == dict.fromkeys([*(f"1-1.{step}.mp4" for step in range(MAX_VIDEOS)), "1-2.9.mp4"], MAX_MP4_BYTES)
+    assert [(tag, step) for tag, step, *_ in shown_pictures(coordinator.folder)] == [
+        *(("videos/evaluation", step) for step in range(MAX_VIDEOS)),
+        ("videos/fixed_evaluation", 9),
+    ]
+    assert "malformed" not in coordinator.log()
+
+
+def test_a_video_of_an_actor_ends_its_stream(shared: CoordinatorProcess) -> None:
+    with open_channel(shared.address) as channel:
+        hello = pb.WorkerMessage(hello=pb.Hello(role="actor", instance=str(uuid.uuid4())))
+        video = pb.Video(version=pb.Version(attempt=1), mp4=b"\x00\x00\x00\x20ftypisom")
+        sent = [hello, pb.WorkerMessage(heartbeat=pb.Heartbeat(video=video))]
+        call = CoordinatorStub(channel).Join(iter(sent), metadata=token_metadata(TOKEN), wait_for_ready=True)
+        assert list(call)[-1].refused.reason == "heartbeat: a video of a worker of the role 'actor'"
+    assert not (shared.folder / "videos").exists()
 
 
 def test_leaving_a_coordinator_that_is_gone_ends_at_its_deadline(start: Start, join: Join) -> None:

@@ -314,6 +314,19 @@ def test_whole_numbers_are_integers_however_written(written: str, read: int) -> 
             "parameters without everySeconds and everyVersions",
         ),
         (
+            ["environment={http: {url: 'http://simulator:8000'}}", "evaluators.video={}"],
+            "spec.evaluators.video",
+            "those of environment.http http://simulator:8000 send no pictures",
+            "evaluators without video, or environment.id or environment.factory",
+        ),
+        (["evaluators.video={episodes: 0}"], "spec.evaluators.video.episodes", "value 0", "integer from 1 to 100"),
+        (
+            ["evaluators.video={everyEvaluation: 1}"],
+            "spec.evaluators.video.everyEvaluation",
+            "is not a field",
+            "everyEvaluations",
+        ),
+        (
             ["evaluators.parameters.tag=latest"],
             "spec.evaluators.parameters.tag",
             "'latest' is no tag",

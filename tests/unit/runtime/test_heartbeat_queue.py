@@ -11,7 +11,13 @@ from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.activity import WORKING
 from rlsrl.runtime.coordination import WorkerState
-from rlsrl.runtime.heartbeat_queue import MAX_RECORDS, MAX_RECORDS_PER_HEARTBEAT, HeartbeatQueue, JoinMessages
+from rlsrl.runtime.heartbeat_queue import (
+    MAX_RECORDS,
+    MAX_RECORDS_PER_HEARTBEAT,
+    MAX_VIDEOS,
+    HeartbeatQueue,
+    JoinMessages,
+)
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.clock import ManualClock
 
@@ -182,6 +188,52 @@ def test_goodbye_comes_after_the_last_text_but_waits_for_no_acknowledgement_of_i
     queue.printed.add("last words\n")
     queue.say_goodbye(pb.Goodbye(reason="over"))
     assert log_of(next(stream)) == [(1, b"last words\n")]
+    assert next(stream).WhichOneof("kind") == "goodbye"
+
+
+def video(step: int) -> pb.Video:
+    return pb.Video(version=pb.Version(attempt=1, step=step), mp4=b"film")
+
+
+def steps_of(*messages: pb.WorkerMessage) -> list[int | None]:
+    """Return the step of each heartbeat's video."""
+    return [each.heartbeat.video.version.step if each.heartbeat.HasField("video") else None for each in messages]
+
+
+def test_a_heartbeat_takes_one_video_once_on_each_stream_until_it_is_acknowledged(queue: HeartbeatQueue) -> None:
+    stream = JoinMessages(queue)
+    next(stream)
+    stream.welcome(0.0)
+    assert queue.send_video(video(10))
+    assert queue.send_video(video(20))
+    first, second, third = (next(stream) for _ in range(3))
+    assert steps_of(first, second, third) == [10, 20, None]
+    assert [each.heartbeat.video.sequence for each in (first, second)] == [0, 1]
+    assert first.heartbeat.video.wall_time == 12.5
+    queue.acknowledge_video(0)
+    later = welcomed(queue)
+    assert steps_of(next(later)) == [20], "on the next stream again"
+
+
+def test_few_videos_wait(queue: HeartbeatQueue) -> None:
+    assert all(queue.send_video(video(step)) for step in range(MAX_VIDEOS))
+    assert not queue.has_room_for_video
+    assert not queue.send_video(video(100))
+    queue.acknowledge_video(0)
+    assert queue.has_room_for_video
+    assert queue.send_video(video(101))
+    stream = welcomed(queue)
+    queue.say_goodbye(pb.Goodbye(reason="over"))
+    assert steps_of(*(next(stream) for _ in range(MAX_VIDEOS))) == [*range(1, MAX_VIDEOS), 101]
+
+
+def test_goodbye_comes_after_the_videos_but_waits_for_no_acknowledgement_of_them(queue: HeartbeatQueue) -> None:
+    stream = welcomed(queue)
+    next(stream)
+    for step in (10, 20):
+        queue.send_video(video(step))
+    queue.say_goodbye(pb.Goodbye(reason="over"))
+    assert steps_of(next(stream), next(stream)) == [10, 20]
     assert next(stream).WhichOneof("kind") == "goodbye"
 
 

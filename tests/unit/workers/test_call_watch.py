@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from rlsrl.api.spec import Environment
 from rlsrl.runtime.call_board import (
     BOARD_BYTES,
     CALL,
@@ -22,7 +23,9 @@ from rlsrl.runtime.call_board import (
     EnvironmentCall,
 )
 from rlsrl.testing.waiting import until
+from rlsrl.workers.call_watch import call_limits
 from rlsrl.workers.call_watch_process import (
+    LIMIT_FIELDS,
     LONG_SECONDS,
     POLL_SECONDS,
     REPEAT_SECONDS,
@@ -40,7 +43,8 @@ class Watched:
         self.entries = [board.open_entry(40), board.open_entry(50)]
         self.reports: list[tuple[list[tuple[int, str, float]], str]] = []
         self.ended: list[tuple[int, str]] = []
-        limits: dict[CallName, float | None] = {"step": step, "reset": reset, "make": reset, "close": reset}
+        limits: dict[CallName, float | None] = {"reset": reset, "make": reset, "close": reset}
+        limits |= {"step": step, "render": step}
         self.watch = CallWatch(board, limits, report=self.report, end=self.end)
 
     def report(self, calls: Sequence[EnvironmentCall], limit: str) -> None:
@@ -98,6 +102,7 @@ def test_the_longest_call_comes_first() -> None:
         ("reset", "step", "environment.resetSeconds"),
         ("make", "step", "environment.resetSeconds"),
         ("close", "step", "environment.resetSeconds"),
+        ("render", "reset", "environment.stepSeconds"),
     ],
 )
 def test_a_call_that_reaches_its_limit_is_reported_and_ends_the_worker(
@@ -111,6 +116,13 @@ def test_a_call_that_reaches_its_limit_is_reported_and_ends_the_worker(
     worker.pass_time(POLL_SECONDS)
     assert worker.ended == [(41, field)]
     assert worker.reports == [([(41, name, 2.0)], field)]
+
+
+def test_all_calls_but_the_wait_for_a_server_have_limits_and_their_fields() -> None:
+    limits = call_limits(Environment(id="CartPole-v1", step_seconds=2.0, reset_seconds=3.0))
+    assert limits.keys() == LIMIT_FIELDS.keys() == {*CALL_NAMES} - {"wait"}
+    of_fields = {"environment.stepSeconds": 2.0, "environment.resetSeconds": 3.0}
+    assert limits == {name: of_fields[field] for name, field in LIMIT_FIELDS.items()}
 
 
 def test_a_stopped_worker_is_seen_so_that_its_calls_stand_still() -> None:

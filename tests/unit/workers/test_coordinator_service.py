@@ -18,6 +18,7 @@ from rlsrl.workers.coordinator_state import CoordinatorState
 from rlsrl.workers.documents import DocumentFile
 from rlsrl.workers.event_file import count_scalar_events
 from rlsrl.workers.kept_logs import KeptLogs
+from rlsrl.workers.kept_videos import KeptVideos
 from rlsrl.workers.learning_curve import TENSORBOARD_FOLDER, LearningCurve
 from rlsrl.workers.leases import Claim, Lease, Leases
 from rlsrl.workers.ledger_copies import LedgerCopies
@@ -39,7 +40,7 @@ def watch(tmp_path: Path) -> Callable[[Check, str], None]:
         log, clock = structlog.stdlib.get_logger(), ManualClock()
         roster = Leases(lease_seconds=LEASE_SECONDS, capacity={"actor": 1, "trainer": 1})
         roster.lease(Claim(role="actor", instance="a", process=process), clock.monotonic())
-        curve = LearningCurve(tmp_path, now=clock.time(), log=log)
+        curve, metrics = LearningCurve(tmp_path, now=clock.time(), log=log), Metrics(CollectorRegistry())
         service = CoordinatorService(
             experiment=ExperimentInfo(
                 name="e", run_uid="u", heartbeat_seconds=1.0, metrics_seconds=60.0, endpoints={}, done=False
@@ -53,9 +54,10 @@ def watch(tmp_path: Path) -> Callable[[Check, str], None]:
             ),
             curve=curve,
             logs=KeptLogs(tmp_path / "logs", log=log),
+            videos=KeptVideos(tmp_path / "videos", curve, limit=None, metrics=metrics, log=log),
             settings={},
             pauses=lambda role, index: False,
-            metrics=Metrics(CollectorRegistry()),
+            metrics=metrics,
             clock=clock,
             log=log,
         )

@@ -28,6 +28,7 @@ from rlsrl.testing.folder_watch import FolderWatch
 from rlsrl.workers import wandb_mirror
 from rlsrl.workers.coordinator import CoordinatorWorker
 from rlsrl.workers.learning_curve import CurveRow, LearningCurve
+from rlsrl.workers.video_rows import VideoRow
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Follower, Options, num_rows_written
 from rlsrl.workers.worker_metrics import WorkerMetricsRow
@@ -64,18 +65,24 @@ def metrics_rows(*steps: int, size: int = 1) -> list[WorkerMetricsRow]:
     return [WorkerMetricsRow(step=step, wall=1000.0, scalars=scalars) for step in steps]
 
 
+def videos(*steps: int) -> list[VideoRow]:
+    return [VideoRow(step=step, tag="videos/evaluation", file=f"videos/0-1.{step}.mp4") for step in steps]
+
+
 class Mirrored:
     """A mirror of a folder's learning curve, and its number of failures."""
 
     def __init__(self, folder: Path, *, close_seconds: float = DEADLINE, **options: Any) -> None:
         self.failures = 0
         self.lost = 0
+        self.videos_lost = 0
         defaults = {"project": "toys", "entity": None, "mode": "offline", "experiment": "cartpole", "run_uid": "0f3a"}
         self.mirror = WandbMirror(
             Options(**{**defaults, "folder": str(folder), **options}),
             log=LOG,
             on_failed=self._count,
             on_lost=self._lose,
+            on_lost_videos=self._lose_videos,
             close_seconds=close_seconds,
         )
 
@@ -84,6 +91,9 @@ class Mirrored:
 
     def _lose(self, number: int) -> None:
         self.lost += number
+
+    def _lose_videos(self, number: int) -> None:
+        self.videos_lost += number
 
     def wait(self) -> None:
         """Wait until the present process has ended."""
@@ -369,6 +379,42 @@ def test_metrics_for_a_wandb_that_has_ended_are_lost_and_counted(
     assert mirrored.lost == 1, "the process has just ended"
     mirrored.mirror.poll(new_rows=False, metrics_rows=metrics_rows(2, 3))
     assert mirrored.lost == 3, "it is given up"
+
+
+def test_videos_for_a_wandb_that_has_ended_are_counted(curve: LearningCurve, tmp_path: Path, fake: Any) -> None:
+    fake(source="raise ImportError('no wandb here')")
+    mirrored = Mirrored(tmp_path)
+    mirrored.wait()
+    mirrored.mirror.poll(new_rows=False, videos=videos(1))
+    mirrored.mirror.poll(new_rows=False, videos=videos(2, 3))
+    assert (mirrored.videos_lost, mirrored.lost) == (3, 0)
+
+
+@pytest.mark.slow
+def test_videos_are_at_wandb_and_hide_no_missing_row(curve: LearningCurve, tmp_path: Path) -> None:
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "0-1.5.mp4").write_bytes(b"film")
+    curve.append(rows(0))
+    first = Mirrored(tmp_path)
+    first.mirror.poll(new_rows=True, metrics_rows=metrics_rows(4), videos=videos(5, 6))  # 6 has no file.
+    first.mirror.close()
+    curve.append(rows(1))
+    second = Mirrored(tmp_path)
+    second.mirror.close()
+    shown = history(tmp_path)
+    assert [row for row in shown if "attempt" in row] == expected(0, 1)
+    (row,) = [row for row in shown if "videos/evaluation" in row]
+    assert row["train_step"] == 5
+    about = {
+        item.nested_key[1]: json.loads(item.value_json)
+        for record in records(tmp_path)
+        for item in record.history.item
+        if len(item.nested_key) == 2
+    }
+    assert about["_type"] == "video-file"
+    (copy,) = (tmp_path / "wandb").glob(f"offline-run-*/files/{about['path']}")
+    assert copy.read_bytes() == b"film"
+    assert (first.failures, second.failures, first.videos_lost) == (0, 0, 0)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from rlsrl.api.spec import (
     AlgorithmSpec,
     CompileMode,
     Device,
+    EvaluationVideos,
     FixedVersion,
     Network,
     NetworkOutputs,
@@ -466,9 +467,17 @@ class EvaluatorConfig(RoleConfig):
     """The one version that is played; None: the versions of the run as training stores them."""
     greedy: bool
     """Whether the most probable action is taken instead of a sampled one."""
+    video: EvaluationVideos | None = None
+    """Which evaluations are recorded; None: none is. The JSON leaves None out."""
     side_by_side: bool = False
     """Whether each environment steps in a thread of its own."""
     policy_name: str
     """The policy's name in the parameter DB."""
     parameter_store: ParameterStoreConfig
     """The parameter DB."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent_videos(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a field that older evaluators refuse, where the default says the same."""
+        fields: dict[str, Any] = handler(self)
+        return {name: value for name, value in fields.items() if (name, value) != ("video", None)}

@@ -271,6 +271,7 @@ def evaluator_config(context: ResolutionContext) -> EvaluatorConfig:
         every_versions=evaluators.every_versions,
         parameters=evaluators.parameters,
         greedy=evaluators.greedy,
+        video=evaluators.video,
         side_by_side=spec.steps_side_by_side,
         policy_name=POLICY_NAME,
         parameter_store=context.placement.reached_store(context.experiment),

@@ -13,6 +13,7 @@ from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import GANG_COMMAND, RolePlan, RunPlan
 from rlsrl.local.initial_weights import with_located_start
 from rlsrl.local.preflight import require_fixed_version, require_open_files
+from rlsrl.local.rendering_check import require_ffmpeg
 from rlsrl.local.run_folder import CONFIGS, RunFolder
 from rlsrl.local.run_record import RunRecord
 from rlsrl.local.supervisor import RestartLimits
@@ -29,10 +30,12 @@ def check_and_write(folder: RunFolder, resolved: ResolvedExperiment) -> None:
     """Check what the processes need, and write their configs and live settings.
 
     Raises:
-        ConfigurationError: this process may open too few files, or a named version does not exist.
+        ConfigurationError: this process may open too few files, a package is missing, or a named version does not
+            exist.
         OSError: a file cannot be written, or the parameter DB cannot be reached.
     """
     require_open_files(sum(resolved.coordinator.num_workers.values()) + 1)
+    require_ffmpeg(resolved.configs.get(EVALUATOR))
     document = folder.path / RESOLVED
     if not document.exists():  # It names the parameter DB.
         write_durably(document, resolved.to_json().encode())

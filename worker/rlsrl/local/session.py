@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from rlsrl.api.resolve import ResolvedExperiment
 from rlsrl.api.role_configs import POLICY_NAME
-from rlsrl.api.role_names import ACTOR
+from rlsrl.api.role_names import ACTOR, EVALUATOR
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import WORKER_COMMAND, LaunchOptions, LocalController, RunOutcome
 from rlsrl.local.display import LineDisplay, TerminalDisplay, Viewer, open_display
@@ -22,6 +22,7 @@ from rlsrl.local.folder_check import check_documents_and_pages
 from rlsrl.local.metrics_log import fixed_evaluations, read_rows, training_rows
 from rlsrl.local.monitor import StatusMonitor
 from rlsrl.local.plans import check_and_write, config_path, resolve_locally, run_plan
+from rlsrl.local.rendering_check import require_pictures
 from rlsrl.local.replay_room import stores_folder
 from rlsrl.local.run_folder import RunFolder
 from rlsrl.local.status_file import StatusFile
@@ -58,8 +59,8 @@ def run_life(
         command: the command that starts a worker, without its arguments.
 
     Raises:
-        ConfigurationError: the parameter DB refuses the access, a document in the folder is damaged, or this process
-            may open too few files.
+        ConfigurationError: the parameter DB refuses the access, a document in the folder is damaged, this process may
+            open too few files, or videos cannot be recorded.
         RunFolderError: a document in the folder lacks an entry.
         LedgerError: a ledger page is damaged.
         OSError: a process or file cannot be created, or the parameter DB cannot be reached.
@@ -68,6 +69,8 @@ def run_life(
     resolved = resolve_locally(experiment, folder.path, folder.record)
     warnings = _prepare(folder, resolved)
     token = new_token()
+    variables = child_environment(os.environ, token=token, modules=modules)
+    _require_pictures(folder, resolved, variables)
     client = CoordinatorClient(resolved.coordinator.coordinator_address, token)
     status_file = StatusFile(folder.status)
     monitor = StatusMonitor(client, publish=status_file.write)
@@ -78,7 +81,6 @@ def run_life(
     folder.begin_life(modules=modules)
     status_file.remove()
     monitor.start(interval_seconds=min(display.interval_seconds, STATUS_INTERVAL_SECONDS))
-    variables = child_environment(os.environ, token=token, modules=modules)
     try:
         with _environment_check(folder, experiment, variables, display.note):
             return LocalController(
@@ -114,6 +116,17 @@ def _prepare(folder: RunFolder, resolved: ResolvedExperiment) -> list[str]:
     lost = check_documents_and_pages(folder, resolved.coordinator)
     settle_ledger(folder.ledger)
     return [*resolved.warnings, *lost]
+
+
+def _require_pictures(folder: RunFolder, resolved: ResolvedExperiment, variables: Mapping[str, str]) -> None:
+    """Check before the first attempt that the evaluators can record videos, if they are to."""
+    if not folder.record.attempt:
+        report = folder.path / "rendering-check.txt"
+        try:
+            evaluators = resolved.configs.get(EVALUATOR)
+            require_pictures(evaluators, config_path(folder.path, EVALUATOR), report, environment=variables)
+        finally:
+            report.unlink(missing_ok=True)
 
 
 def _environment_check(

@@ -7,13 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from rlsrl.data.slots import Slot, rollout_layout
-from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.place import EnvironmentPlace
 from rlsrl.local.run_folder import find_run
-from rlsrl.policies.acting import LocalActor
+from rlsrl.policies.one_step import OneStepActor
 from rlsrl.runs.stored_version import StoredVersion, find_modules, load_exported, load_version, ref_of
 from rlsrl.runtime.durable import write_durably
 from rlsrl.workers.build.common import (
@@ -44,7 +40,7 @@ class TrainedPolicy:
         self._interface = environment_interface_of(stored.metadata)
         self._stored = stored
         self._noise = acting_noise(seed)
-        self._actors: dict[bool, _OneStep] = {}
+        self._actors: dict[bool, OneStepActor] = {}
         """By whether it takes the most probable action."""
 
     @property
@@ -122,7 +118,7 @@ class TrainedPolicy:
         source = environment_source(self._stored.config.environment, place=place)
         return record(self, source, Path(path), episodes=episodes, seed=seed, deterministic=deterministic)
 
-    def _actor(self, *, greedy: bool) -> _OneStep:
+    def _actor(self, *, greedy: bool) -> OneStepActor:
         stored, spec = self._stored, self._interface.spec
         config = stored.config
         actor = local_actor(
@@ -137,7 +133,7 @@ class TrainedPolicy:
             greedy=greedy,
         )
         actor.load(stored.parameters)
-        return _OneStep(actor, spec)
+        return OneStepActor(actor, spec)
 
 
 def load(
@@ -176,19 +172,3 @@ def load(
     folder = find_run(Path(run), RESOLVED)
     find_modules(folder)
     return TrainedPolicy(load_version(folder, ref), seed=seed)
-
-
-class _OneStep:
-    """An actor that takes one step of one lane."""
-
-    def __init__(self, actor: LocalActor, spec: EnvSpec) -> None:
-        layout = rollout_layout(spec, num_steps=1, num_lanes=1)
-        self._slot = Slot(arrays=layout.view(bytearray(layout.nbytes)))
-        self._actor = actor
-
-    def act(self, observation: Arrays) -> np.ndarray[Any, Any]:
-        """Return the action, [1, ...]."""
-        for path, array in observation.items():
-            self._slot.arrays[path][0, 0] = array
-        self._actor.begin(self._slot)
-        return self._actor.act(0)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
-CallName = Literal["step", "reset", "make", "close", "wait"]
+CallName = Literal["step", "reset", "make", "close", "wait", "render"]
 """``wait``: no call of the environment, but the wait for its server, which is away. It has no limit."""
 CALL_NAMES: tuple[CallName, ...] = get_args(CallName)
 

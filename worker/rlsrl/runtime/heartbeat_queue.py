@@ -1,9 +1,9 @@
-"""Collects what a worker sends to the coordinator: its newest report, its unacknowledged rows, what it prints, and its
-goodbye.
+"""Collects what a worker sends to the coordinator: its newest report, its unacknowledged rows and videos, what it
+prints, and its goodbye.
 
 A ``HeartbeatQueue`` lives as long as the worker. Each Join stream takes its messages from a ``JoinMessages``, which
 gRPC's own sending thread iterates. A report overwrites the one before; rows stay until they are acknowledged. Printed
-text waits for its acknowledgement only while the worker stays: a worker that leaves does not wait for its log.
+text and videos wait for their acknowledgement only while the worker stays: a worker that leaves sends them once.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ MAX_RECORDS = 8192
 """Rows kept while the coordinator is away. Beyond that the oldest is dropped and counted."""
 MAX_RECORDS_PER_HEARTBEAT = 256
 """Limit of the rows in one message."""
+MAX_VIDEOS = 4
+"""Videos kept while the coordinator is away. A heartbeat takes one."""
+MAX_MP4_BYTES = 4 * 1024 * 1024
+"""Most bytes of a video's mp4 file."""
+MAX_GIF_BYTES = 2 * 1024 * 1024
+"""Most bytes of a video's GIF."""
 
 
 class HeartbeatQueue:
@@ -63,6 +69,8 @@ class HeartbeatQueue:
         self._ledger_page: Callable[[], bytes] = bytes
         self._records: deque[pb.Record] = deque()
         self._next_sequence = 0
+        self._videos: deque[pb.Video] = deque()
+        self._next_video = 0
         self._goodbye: pb.Goodbye | None = None
 
     @property
@@ -125,6 +133,33 @@ class HeartbeatQueue:
                 self._records.popleft()
             self.changed.notify_all()
 
+    def send_video(self, video: pb.Video) -> bool:
+        """Number the video and keep it until it is acknowledged. Return False, without it, if ``MAX_VIDEOS`` wait."""
+        with self.changed:
+            if not self.has_room_for_video:
+                return False
+            video.sequence, video.wall_time = self._next_video, self._wall_clock()
+            self._next_video += 1
+            self._videos.append(video)
+            return True
+
+    @property
+    def has_room_for_video(self) -> bool:
+        """Whether fewer than ``MAX_VIDEOS`` wait."""
+        return len(self._videos) < MAX_VIDEOS
+
+    def next_video(self, after: int) -> tuple[pb.Video | None, int]:
+        """Return the first video after sequence ``after``, or None, and how many further ones wait."""
+        with self.changed:
+            waiting = [video for video in self._videos if video.sequence > after]
+            return (waiting[0], len(waiting) - 1) if waiting else (None, 0)
+
+    def acknowledge_video(self, sequence: int) -> None:
+        """Drop the videos up to this one: the coordinator has stored them, or given them up."""
+        with self.changed:
+            while self._videos and self._videos[0].sequence <= sequence:
+                self._videos.popleft()
+
     def claim(self, index: int, incarnation: int) -> None:
         """Let later streams claim this lease again."""
         with self.changed:
@@ -186,6 +221,7 @@ class JoinMessages(Iterator[pb.WorkerMessage]):
         self._due_at = 0.0
         self._sent = -1
         self._log_sent = -1
+        self._video_sent = -1
         self._last_report_sent = False
         self._closed = False
         self._said_goodbye = False
@@ -250,6 +286,11 @@ class JoinMessages(Iterator[pb.WorkerMessage]):
         heartbeat.log_parts.extend(self._queue.printed.parts(after=self._log_sent, is_last=is_last))
         if heartbeat.log_parts:
             self._log_sent = heartbeat.log_parts[-1].sequence
+        video, num_videos_left = self._queue.next_video(self._video_sent)
+        if video is not None:
+            heartbeat.video.CopyFrom(video)
+            self._video_sent = video.sequence
+        num_left += num_videos_left if is_last else 0
         self._last_report_sent = is_last and num_left == 0
         self._due_at = time.monotonic() + (0.0 if num_left else heartbeat_seconds)
         return heartbeat

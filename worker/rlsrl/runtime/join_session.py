@@ -233,6 +233,25 @@ class JoinSession:
         """
         self._queue.record(step, scalars)
 
+    @property
+    def has_room_for_video(self) -> bool:
+        """Whether ``send_video`` would take a video now."""
+        return self._queue.has_room_for_video
+
+    def send_video(self, version: Version, *, is_fixed: bool, mp4: bytes, gif: bytes) -> bool:
+        """Send a video of a version that was played. It is sent again until the coordinator acknowledges it.
+
+        Never waits. Return False, without the video, if several wait because the coordinator is away.
+
+        Args:
+            version: the version.
+            is_fixed: whether it is that of ``evaluators.parameters``.
+            mp4: the file, at most ``MAX_MP4_BYTES`` (``rlsrl.runtime.heartbeat_queue``).
+            gif: a small animated GIF, at most ``MAX_GIF_BYTES``; empty for none.
+        """
+        named = pb.Version(attempt=version.attempt, step=version.step)
+        return self._queue.send_video(pb.Video(version=named, is_fixed=is_fixed, mp4=mp4, gif=gif))
+
     def check(self) -> None:
         """Raise the error that ended the session. Call it periodically: nothing else reports it.
 
@@ -306,6 +325,8 @@ class JoinSession:
             self._queue.acknowledge(message.records_ack.sequence)
         elif kind == "log_ack":
             self._queue.printed.acknowledge(message.log_ack.sequence)
+        elif kind == "video_ack":
+            self._queue.acknowledge_video(message.video_ack.sequence)
         elif kind == "peers":
             with self._changed:
                 self._addresses[message.peers.role] = dict(message.peers.addresses)

@@ -24,6 +24,14 @@ Instrument = TypeVar("Instrument", Counter, Gauge, Histogram)
 _SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _DELAYS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _SIZES = tuple(float(1 << power) for power in range(14))
+_VIDEOS = (
+    "Videos of evaluated versions (evaluators.video), by outcome. Of evaluators: sent; no_pictures: the "
+    "environment does not render, or a package is missing, so none is recorded any more; failed: the environment "
+    "or ffmpeg failed; too_large: the file was too large to send; unsent: several waited for the coordinator; "
+    "died: the process ended during two recordings in a row, so none is recorded until it starts again. Of the "
+    "coordinator: taken; not_written: the disk failed; not_shown: a tracker did not take it; refused: videos came "
+    "too fast."
+)
 _STEPS = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0)
 
 
@@ -178,10 +186,7 @@ class Metrics:
         Gauge, "return_mean", "Mean undiscounted return of the last finished episodes.", roles=(TRAINER,)
     )
     episode_length_mean = _Declared(
-        Gauge,
-        "episode_length_mean",
-        "Mean number of steps of the last finished episodes.",
-        roles=(TRAINER,),
+        Gauge, "episode_length_mean", "Mean number of steps of the last finished episodes.", roles=(TRAINER,)
     )
     episode_info_mean = _Declared(
         Gauge,
@@ -237,6 +242,7 @@ class Metrics:
         buckets=_SECONDS,
         roles=(EVALUATOR,),
     )
+    videos = _Declared(Counter, "videos_total", _VIDEOS, labels=("outcome",), roles=(EVALUATOR, COORDINATOR))
     evaluation_return_mean = _Declared(
         Gauge,
         "evaluation_return_mean",
@@ -331,7 +337,6 @@ class Metrics:
         labels=("kind",),
         roles=(COORDINATOR,),
     )
-
     strangers_refused = _Declared(
         Counter,
         "strangers_refused_total",
@@ -340,7 +345,6 @@ class Metrics:
         labels=("kind",),
         roles=(COORDINATOR, TRAINER, BUFFER, POLICY, ACTOR, EVALUATOR),
     )
-
     tracking_failures = _Declared(
         Counter,
         "tracking_failures_total",

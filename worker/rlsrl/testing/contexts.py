@@ -36,6 +36,10 @@ class RecordingSession:
     """Rows of the learning curve: step and scalars."""
     addresses: dict[tuple[str, int], str] = field(default_factory=dict)
     """Addresses of other roles' workers, by role and index."""
+    videos: list[tuple[Version, bool, bytes, bytes]] = field(default_factory=list)
+    """Videos: the version, whether it is fixed, the mp4 file and the GIF."""
+    has_room_for_video: bool = True
+    """Whether ``send_video`` takes a video."""
     failure: Exception | None = None
     """The error that ``check`` raises; None for none."""
     ledger_copy: bytes = b""
@@ -74,6 +78,12 @@ class RecordingSession:
     def record(self, step: int, scalars: Mapping[str, float]) -> None:
         """Record the call."""
         self.rows.append((step, dict(scalars)))
+
+    def send_video(self, version: Version, *, is_fixed: bool, mp4: bytes, gif: bytes) -> bool:
+        """Record the call, if there is room."""
+        if self.has_room_for_video:
+            self.videos.append((version, is_fixed, mp4, gif))
+        return self.has_room_for_video
 
     def check(self) -> None:
         """Raise ``failure``, if there is one."""

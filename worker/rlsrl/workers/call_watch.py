@@ -31,6 +31,7 @@ def call_limits(environment: Environment) -> dict[CallName, float | None]:
         "reset": environment.reset_seconds,
         "make": environment.reset_seconds,
         "close": environment.reset_seconds,
+        "render": environment.step_seconds,
     }
 
 

@@ -54,6 +54,7 @@ LIMIT_FIELDS: Mapping[CallName, str] = {
     "reset": "environment.resetSeconds",
     "make": "environment.resetSeconds",
     "close": "environment.resetSeconds",
+    "render": "environment.stepSeconds",
 }
 """The fields of the spec that limit the calls. The wait for a server has no limit."""
 

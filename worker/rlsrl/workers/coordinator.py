@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from typing_extensions import override
@@ -45,13 +45,13 @@ from rlsrl.workers.build.parameters import open_objects, open_parameter_store
 from rlsrl.workers.coordinator_service import EXIT_SECONDS, CoordinatorService, RoleSettings
 from rlsrl.workers.coordinator_state import take_over
 from rlsrl.workers.kept_logs import LOGS_FOLDER, KeptLogs, LogCopies
+from rlsrl.workers.kept_videos import KEPT_FOR_WANDB, VIDEOS_FOLDER, KeptVideos
 from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.log_service import LogService
 from rlsrl.workers.row_service import RowService
 from rlsrl.workers.status import ExperimentInfo
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Options
-from rlsrl.workers.worker_metrics import WorkerMetricsRow
 
 START_SECONDS = 30.0
 """Seconds that the server may take to start."""
@@ -61,6 +61,8 @@ ANSWER_SECONDS = 5.0
 """Seconds that an HTTP page waits for the event loop."""
 WAKE_SECONDS = 1.0
 """Seconds between two polls, unless ``exit`` or the end of the server wakes the poll."""
+
+_Row = TypeVar("_Row")
 
 
 class CoordinatorWorker(Worker[CoordinatorConfig]):
@@ -86,6 +88,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         self._curve: LearningCurve | None = None
         self._wandb: WandbMirror | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._videos: KeptVideos | None = None
         self._num_heartbeats = 0
         self._num_rows = 0
         self._settings: SettingsFile | None = None
@@ -138,8 +141,10 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             on_refused=lambda kind: self._metrics.strangers_refused.labels(kind=kind).inc(),
         )
         logs = KeptLogs(folder / LOGS_FOLDER, log=self._log)
+        self._videos = self._kept_videos(config, self._curve)
+        endpoints = {"http": "{}:{}".format(*self._http.address)}
         self._server = CoordinatorServer(
-            self._new_service(self._settings, self._curve, logs, {"http": "{}:{}".format(*self._http.address)}),
+            self._new_service(self._settings, self._curve, logs, self._videos, endpoints),
             self._log_service(config, logs),
             self._settings.config,
             token=self._token,
@@ -153,7 +158,12 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         self._log.info("serving", grpc=config.coordinator_address, http="{}:{}".format(*self._http.address))
 
     def _new_service(
-        self, settings: SettingsFile, curve: LearningCurve, logs: KeptLogs, endpoints: Mapping[str, str]
+        self,
+        settings: SettingsFile,
+        curve: LearningCurve,
+        logs: KeptLogs,
+        videos: KeptVideos,
+        endpoints: Mapping[str, str],
     ) -> CoordinatorService:
         """Return the service with the state that the previous coordinator stored."""
         config = settings.config
@@ -169,12 +179,20 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             state=take_over(config, now=self._clock.monotonic(), log=self._log),
             curve=curve,
             logs=logs,
+            videos=videos,
             settings=settings.by_role,
             pauses=config.pauses,
             metrics=self._metrics,
             clock=self._clock,
             log=self._log,
         )
+
+    def _kept_videos(self, config: CoordinatorConfig, curve: LearningCurve) -> KeptVideos:
+        """Return where videos go: into files that stay, or pass through to W&B if no folder outlives this process."""
+        passing = 0 if config.wandb is None else KEPT_FOR_WANDB
+        limit = None if config.roster_path is not None else passing
+        folder = Path(config.record_folder) / VIDEOS_FOLDER
+        return KeptVideos(folder, curve, limit=limit, metrics=self._metrics, log=self._log)
 
     def _log_service(self, config: CoordinatorConfig, logs: KeptLogs) -> LogService:
         copies: LogCopies | None = None
@@ -195,7 +213,9 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         heartbeats, rows = server.service.num_heartbeats, server.service.rows.num_rows
         metrics_rows = _taken_from(server.service.metrics_rows)
         if self._wandb is not None:
-            self._wandb.poll(new_rows=rows > self._num_rows, metrics_rows=metrics_rows)
+            assert self._videos is not None, "built with the server"
+            videos = _taken_from(self._videos.shown)
+            self._wandb.poll(new_rows=rows > self._num_rows, metrics_rows=metrics_rows, videos=videos)
         result = PollResult(num_samples=rows - self._num_rows, num_batches=heartbeats - self._num_heartbeats)
         self._num_heartbeats, self._num_rows = heartbeats, rows
         return result
@@ -227,7 +247,10 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         )
         failures = self._metrics.tracking_failures.labels(tracker="wandb")
         lost = self._metrics.worker_metrics_lost.labels(tracker="wandb")
-        return WandbMirror(options, log=self._log, on_failed=failures.inc, on_lost=lost.inc)
+        not_shown = self._metrics.videos.labels(outcome="not_shown")
+        return WandbMirror(
+            options, log=self._log, on_failed=failures.inc, on_lost=lost.inc, on_lost_videos=not_shown.inc
+        )
 
     def _status_document(self) -> tuple[str, bytes]:
         return "application/json", json.dumps(self._ask_status(), indent=1).encode()
@@ -407,6 +430,6 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value
 
 
-def _taken_from(rows: deque[WorkerMetricsRow]) -> list[WorkerMetricsRow]:
+def _taken_from(rows: deque[_Row]) -> list[_Row]:
     """Take all rows out, while another thread may append."""
     return [rows.popleft() for _ in range(len(rows))]

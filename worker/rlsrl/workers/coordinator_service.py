@@ -27,6 +27,7 @@ from rlsrl.runtime.ledger import PageRecord
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.workers.coordinator_state import CoordinatorState
 from rlsrl.workers.kept_logs import KeptLogs, LogName
+from rlsrl.workers.kept_videos import KeptVideos
 from rlsrl.workers.leadership import Superseded
 from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.leases import Claim, Lease, LeaseRefusal, Leases, Wait
@@ -46,6 +47,7 @@ from rlsrl.workers.worker_messages import (
     read_hello,
     report_of,
     rows_of,
+    video_of,
 )
 from rlsrl.workers.worker_metrics import WorkerMetrics, WorkerMetricsRow
 from rlsrl.workers.worker_stream import WorkerStream
@@ -84,6 +86,7 @@ class CoordinatorService(CoordinatorServicer):
         state: CoordinatorState,
         curve: LearningCurve,
         logs: KeptLogs,
+        videos: KeptVideos,
         settings: RoleSettings,
         pauses: Pauses,
         metrics: Metrics,
@@ -95,6 +98,7 @@ class CoordinatorService(CoordinatorServicer):
         self._leases = state.leases
         self._curve = curve
         self._logs = logs
+        self._videos = videos
         self._settings = settings
         self._pauses = pauses
         self._metrics = metrics
@@ -336,11 +340,11 @@ class CoordinatorService(CoordinatorServicer):
         self._progress.note(claim, report, page, now)
         if heartbeat.metrics:
             self._worker_metrics.put(claim.role, _index_of(claim), metrics_of(heartbeat))
-        if heartbeat.log_parts:
-            await _keep_log(self._logs, stream, log_parts_of(heartbeat))
+        await _keep_log(self._logs, stream, log_parts_of(heartbeat))
         if heartbeat.records:
             stream.unwritten.extend(rows_of(heartbeat.records, claim))
             self.rows.write(stream)
+        await _keep_video(self._videos, stream, heartbeat, now)
         return None
 
     def _on_goodbye(self, claim: Claim, goodbye: pb.Goodbye) -> None:
@@ -375,10 +379,20 @@ class CoordinatorService(CoordinatorServicer):
 
 
 async def _keep_log(logs: KeptLogs, stream: WorkerStream, parts: list[pb.LogPart]) -> None:
-    """Append the parts to the log of the worker's lease: no worker can write the log of another."""
+    """Append the parts, if there are any, to the log of the worker's lease: no worker can write the log of another."""
+    if not parts:
+        return
     claim = stream.claim
     logs.append(LogName(claim.role, _index_of(claim)), claim.instance, parts)
     await stream.send(pb.CoordinatorMessage(log_ack=pb.LogAck(sequence=parts[-1].sequence)))
+
+
+async def _keep_video(videos: KeptVideos, stream: WorkerStream, heartbeat: pb.Heartbeat, now: float) -> None:
+    """Keep the video, if there is one, under the index of the worker's lease."""
+    if not heartbeat.HasField("video"):
+        return
+    await videos.take(video_of(heartbeat, stream.claim), now)
+    await stream.send(pb.CoordinatorMessage(video_ack=pb.VideoAck(sequence=heartbeat.video.sequence)))
 
 
 def _index_of(claim: Claim) -> int:

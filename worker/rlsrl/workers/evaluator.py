@@ -4,6 +4,8 @@ One poll takes one step of all environments in its one thread, so the worker obe
 version to play it checks the parameter DB periodically; ``exit`` and ``pause`` wake it. Once the run has its terminal
 record and the last version is evaluated, it exits.
 
+With ``video`` it records some of the versions after their results. A poll then records one frame.
+
 An evaluator with ``parameters`` plays that one version instead. It writes nothing to the store: its results are on the
 learning curve, under names of their own.
 """
@@ -37,6 +39,7 @@ from rlsrl.workers.evaluation_choice import EvaluationInterval, Share, choose
 from rlsrl.workers.fixed_version import FixedVersionReader
 from rlsrl.workers.server_waits import ServerWaitReport
 from rlsrl.workers.status import FAILED_EVALUATIONS
+from rlsrl.workers.version_videos import VersionVideos
 
 CHECK_SECONDS = 0.5
 """Seconds between two checks for a version to play, or for the end of the run."""
@@ -64,6 +67,8 @@ class EvaluatorParts:
     interval: EvaluationInterval
     fixed: FixedVersionReader | None
     """Reads the one version to play; None: the versions of the run as training stores them."""
+    videos: VersionVideos | None
+    """Records versions; None: no version is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,7 @@ class _Playing:
     """The version that is being played."""
 
     info: VersionInfo
+    parameters: Parameters
     envs: VectorEnv
     evaluation: Evaluation
     began: float
@@ -110,21 +116,23 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
 
     @override
     def exit(self) -> None:
-        """Make ``run`` return after the present step. An unfinished evaluation is lost."""
+        """Make ``run`` return after the present step. An unfinished evaluation or video is lost."""
         super().exit()
         self._wake.put(None)
 
     @override
     def _configure(self, config: EvaluatorConfig) -> None:
-        db = self._open_db(config.parameter_store)
+        db, plan = self._open_db(config.parameter_store), evaluator_plan(config, self._context.index)
+        is_fixed, videos = config.parameters is not None, config.video
         self._parts = EvaluatorParts(
             db=db,
             policy_name=config.policy_name,
-            plan=evaluator_plan(config, self._context.index),
+            plan=plan,
             reports=EpisodeReports(config.environment.episode_info, log=self._context.log),
             share=Share(index=self._context.index, num_evaluators=config.num_evaluators),
             interval=EvaluationInterval(every_seconds=config.every_seconds, every_versions=config.every_versions),
             fixed=None if config.parameters is None else FixedVersionReader(config.parameters, db, config.policy_name),
+            videos=None if videos is None else VersionVideos(videos, plan, self._context, is_fixed=is_fixed),
         )
 
     @override
@@ -132,6 +140,9 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         parts = self._parts
         assert parts is not None, "configured before it polls"
         self._context.join_session.check()
+        if parts.videos is not None and parts.videos.is_recording:
+            parts.videos.step()
+            return NOTHING
         try:
             if self._playing is None:
                 self._begin_next(parts)
@@ -217,7 +228,7 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
             on_wait=ServerWaitReport(context),
         )
         self._logged_failure = ""
-        self._playing = _Playing(info=info, envs=envs, evaluation=evaluation, began=began)
+        self._playing = _Playing(info=info, parameters=parameters, envs=envs, evaluation=evaluation, began=began)
         self._context.report_version(info.version)
 
     def _step(self, parts: EvaluatorParts, playing: _Playing) -> PollResult:
@@ -226,11 +237,14 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         except (EvaluationUnfinished, EnvironmentFailed, EnvironmentFault) as error:
             self._end_play(playing)
             self._store(parts, playing.info, {"unfinished": str(error)}, "unfinished")
+            if isinstance(error, EvaluationUnfinished):
+                self._record_video(parts, playing)
             return PollResult(num_samples=playing.envs.num_envs, num_batches=1)
         if result is None:
             return PollResult(num_samples=playing.envs.num_envs)
         self._end_play(playing)
         self._record(parts, playing.info, result)
+        self._record_video(parts, playing)
         return PollResult(num_samples=playing.envs.num_envs, num_batches=1)
 
     def _end_play(self, playing: _Playing) -> None:
@@ -249,6 +263,11 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
         if parts.fixed is None:
             self._set_metrics(result)
         self._context.report_stats(self._statistics)
+
+    def _record_video(self, parts: EvaluatorParts, playing: _Playing) -> None:
+        """Let the next polls record the version that was played, if a video is due."""
+        if parts.videos is not None:
+            parts.videos.begin(playing.info, playing.parameters)
 
     def _set_metrics(self, result: EvaluationResult) -> None:
         metrics = self._context.metrics
@@ -295,6 +314,8 @@ class EvaluatorWorker(Worker[EvaluatorConfig]):
 
     @override
     def _shutdown(self) -> None:
+        if self._parts is not None and self._parts.videos is not None:
+            self._parts.videos.close()
         if self._playing is not None:
             self._playing.envs.close()
 

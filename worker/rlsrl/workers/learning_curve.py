@@ -1,6 +1,6 @@
 """The learning curve on disk: ``metrics.jsonl``, and TensorBoard events made from it.
 
-The workers' own metrics are events without rows. An event that the disk does not take is lost.
+The workers' own metrics and videos are events without rows. An event that the disk does not take is lost.
 
 Workers get an acknowledgement of rows in ``metrics.jsonl``, and a row that a worker sends again is recognised there.
 The events derive from the rows. Each life of the coordinator begins an event file, and first writes the events that a
@@ -24,6 +24,8 @@ from rlsrl.workers.worker_metrics import WORKERS_PREFIX, WorkerMetricsRow
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+VIDEOS_PREFIX = "videos/"
+"""All names of videos at trackers begin with it, and no other names do."""
 _BLOCK_BYTES = 64 * 1024
 """Bytes read at a time while the file's last line end is searched."""
 
@@ -82,7 +84,7 @@ class LearningCurve:
         self._file = self._path.open("a+b", buffering=0)
         try:
             self._size = _cut_torn_line(self._file.fileno())
-            num_events = count_scalar_events(folder / TENSORBOARD_FOLDER, but_for=WORKERS_PREFIX)
+            num_events = count_scalar_events(folder / TENSORBOARD_FOLDER, but_for=(WORKERS_PREFIX, VIDEOS_PREFIX))
             self._events = EventFile(folder / TENSORBOARD_FOLDER, now=now)
             for number, row in enumerate(self._read()):
                 self._mark(row)
@@ -121,6 +123,15 @@ class LearningCurve:
         """Write the workers' metrics as one event; return whether the disk took it."""
         try:
             self._events.write_scalars(row.step, row.wall, row.scalars)
+            self._events.flush()
+        except OSError:
+            return False
+        return True
+
+    def show_record(self, record: bytes) -> bool:
+        """Write a record of ``event_file.gif_record``; return whether the disk took it."""
+        try:
+            self._events.write_record(record)
             self._events.flush()
         except OSError:
             return False

@@ -1,7 +1,7 @@
 """The coordinator's side of wandb: starts the process that writes to wandb, signals new rows, and survives its end.
 
-The process reads rows from the disk at its own pace. The workers' metrics pass through the pipe of the signals, and are
-lost while it is full.
+The process reads rows from the disk at its own pace. The workers' metrics and the names of videos pass through the pipe
+of the signals, and are lost while it is full.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from rlsrl.runtime.process import worker_environment
+from rlsrl.workers.video_rows import VideoRow
 from rlsrl.workers.wandb_process import NOT_INSTALLED, Options
 from rlsrl.workers.worker_metrics import WorkerMetricsRow
 
@@ -37,38 +38,41 @@ class WandbMirror:
         log: structlog.stdlib.BoundLogger,
         on_failed: Callable[[], None],
         on_lost: Callable[[int], None],
+        on_lost_videos: Callable[[int], None] = lambda _: None,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
-        """``on_lost`` is called with the number of metrics rows that wandb does not take. ``close_seconds``: how long
-        ``close`` waits for wandb."""
+        """``on_lost`` is called with the number of metrics rows that wandb does not take, and ``on_lost_videos`` with
+        that of videos. ``close_seconds``: how long ``close`` waits for wandb."""
         self._close_seconds = close_seconds
         self._options = options
         self._log = log
         self._on_failed = on_failed
         self._on_lost = on_lost
+        self._on_lost_videos = on_lost_videos
         self._failures = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._unsent = b""
         """The rest of what the pipe did not take whole."""
         self._start()
 
-    def poll(self, *, new_rows: bool, metrics_rows: Sequence[WorkerMetricsRow] = ()) -> None:
-        """Restart the process if it has ended, signal new rows of the learning curve, and send metrics rows."""
-        process = self._process
-        if process is None:
-            self._on_lost(len(metrics_rows))
-        elif (code := process.poll()) is not None:
+    def poll(
+        self, *, new_rows: bool, metrics_rows: Sequence[WorkerMetricsRow] = (), videos: Sequence[VideoRow] = ()
+    ) -> None:
+        """Restart the process if it has ended, signal new rows of the learning curve, and send metrics and videos."""
+        process, is_sent = self._process, False
+        if process is not None and (code := process.poll()) is not None:
             self._drop(process)
             self._failed(f"the process ended with {code}", final=code == NOT_INSTALLED)
-            self._on_lost(len(metrics_rows))
             self._start()
-        else:
+        elif process is not None:
             self._unsent = _written(process, self._unsent)
-            if self._unsent:  # The pipe is full, so the process has a signal already.
-                self._on_lost(len(metrics_rows))
-                return
-            signal = b"\n" if new_rows else b""
-            self._unsent = _written(process, signal + b"".join(row.to_line() for row in metrics_rows))
+            if not self._unsent:  # If the pipe is full, the process has a signal already.
+                signal = b"\n" if new_rows else b""
+                lines = b"".join([*(row.to_line() for row in metrics_rows), *(row.to_line() for row in videos)])
+                self._unsent, is_sent = _written(process, signal + lines), True
+        if not is_sent:
+            self._on_lost(len(metrics_rows))
+            self._on_lost_videos(len(videos))
 
     def close(self) -> None:
         """Let the process finish within ``close_seconds``, then kill it. Idempotent."""

@@ -5,7 +5,8 @@ second, it starts a server and exit handlers, and its calls depend on a remote s
 coordinator starts the process again (``rlsrl.workers.wandb_mirror``).
 
 The process copies the rows of ``metrics.jsonl`` that wandb's own files lack. A line on standard input signals new rows.
-If it is not empty, it is a row of the workers' metrics. The end of the input asks the process to finish.
+If it is not empty, it is a row of the workers' metrics, or names a video. The end of the input asks the process to
+finish.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, Literal, Self
 
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
 from rlsrl.workers.learning_curve import METRICS_FILE, CurveRow
+from rlsrl.workers.video_rows import VideoRow
 from rlsrl.workers.worker_metrics import WorkerMetricsRow
 
 NOT_INSTALLED = 2
@@ -29,7 +31,7 @@ NOT_INSTALLED = 2
 STEP = "train_step"
 """wandb's x axis: the row's own step. wandb's built-in step cannot decrease, but a resumed run repeats steps."""
 ATTEMPT = "attempt"
-"""The key of the trainers' attempt. Every row of the learning curve has it, and no row of the workers' metrics."""
+"""The key of the trainers' attempt. Every row of the learning curve has it, and no metrics of workers and no video."""
 
 _READ_BYTES = 64 * 1024
 
@@ -141,6 +143,15 @@ def write_rows(run: Any, rows: Iterable[CurveRow]) -> None:
         run.log({STEP: row.step, ATTEMPT: row.attempt, **row.scalars})
 
 
+def write_line(wandb: Any, run: Any, folder: Path, line: bytes) -> None:
+    """Log the workers' metrics or the video of a line of standard input. A file that is gone is left out."""
+    if (video := VideoRow.from_line(line)) is None:
+        row = WorkerMetricsRow.from_line(line)
+        run.log({STEP: row.step, **row.scalars})
+    elif (path := folder / video.file).exists():
+        run.log({STEP: video.step, video.tag: wandb.Video(str(path), format="mp4")})
+
+
 def main(arguments: list[str]) -> int:
     """Mirror rows until standard input ends."""
     if parent := os.environ.get(PARENT_VARIABLE):
@@ -162,8 +173,8 @@ def main(arguments: list[str]) -> int:
     while data := os.read(sys.stdin.fileno(), _READ_BYTES):
         write_rows(run, curve.new_rows())
         *lines, incomplete = (incomplete + data).split(b"\n")
-        for row in map(WorkerMetricsRow.from_line, filter(None, lines)):
-            run.log({STEP: row.step, **row.scalars})
+        for line in filter(None, lines):
+            write_line(wandb, run, folder, line)
     write_rows(run, curve.new_rows())
     run.finish()
     return 0

@@ -12,13 +12,17 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from rlsrl.api.role_names import EVALUATOR
 from rlsrl.data.version import Version
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.runtime.call_board import CALL_NAMES, EnvironmentCall
 from rlsrl.runtime.coordination import OWN_PREFIX, PROGRAM, WorkerState
 from rlsrl.runtime.errors import shortened
+from rlsrl.runtime.heartbeat_queue import MAX_GIF_BYTES, MAX_MP4_BYTES
 from rlsrl.runtime.interval_metrics import MAX_INTERVAL_METRICS, MAX_NAME_LENGTH
 from rlsrl.runtime.ledger import MAX_RECORD_BYTES, LedgerError, PageRecord
+from rlsrl.workers.event_file import GIF_HEADER
+from rlsrl.workers.kept_videos import SentVideo
 from rlsrl.workers.learning_curve import CurveRow
 from rlsrl.workers.leases import Claim
 from rlsrl.workers.status import MemberReport
@@ -149,6 +153,35 @@ def log_parts_of(heartbeat: pb.Heartbeat) -> list[pb.LogPart]:
     if sum(len(part.text) for part in parts) > MAX_LOG_BYTES:
         raise MalformedMessage(f"heartbeat: a log of more than {MAX_LOG_BYTES} bytes")
     return parts
+
+
+def video_of(heartbeat: pb.Heartbeat, claim: Claim) -> SentVideo:
+    """Return the video in a heartbeat of the worker with that claim.
+
+    Raises:
+        MalformedMessage: the worker is no evaluator, or the video is too large or none.
+    """
+    video, version = heartbeat.video, heartbeat.video.version
+    if claim.role != EVALUATOR:
+        raise MalformedMessage(f"heartbeat: a video of a worker of the role {shortened(claim.role)!r}")
+    if len(video.mp4) > MAX_MP4_BYTES or len(video.gif) > MAX_GIF_BYTES:
+        limits = f"{MAX_MP4_BYTES} bytes of mp4, {MAX_GIF_BYTES} of GIF"
+        raise MalformedMessage(f"heartbeat: a video of {len(video.mp4)} and {len(video.gif)} bytes; allowed: {limits}")
+    is_gif = not video.gif or (video.gif[:4] == b"GIF8" and len(video.gif) > GIF_HEADER.size)
+    if video.mp4[4:8] != b"ftyp" or not is_gif:
+        raise MalformedMessage("heartbeat: a video that is no mp4 file, or has no GIF")
+    if min(version.attempt, version.step, video.sequence) < 0:
+        raise MalformedMessage("heartbeat: version and sequence of a video must not be negative")
+    return SentVideo(
+        index=claim.index or 0,
+        instance=claim.instance,
+        sequence=video.sequence,
+        version=Version(version.attempt, version.step),
+        is_fixed=video.is_fixed,
+        wall=video.wall_time,
+        mp4=video.mp4,
+        gif=video.gif,
+    )
 
 
 def program_rows_of(message: pb.ProgramRows) -> list[CurveRow]:

@@ -182,7 +182,8 @@ class Environment(Model):
     """Longest duration of one ``step``, in seconds. A step that lasts longer ends its actor or evaluator, which is
     started again: this counts as a failure. Steps are measured to half a second. By default there is no limit. During a
     call within its limit an actor keeps its credits. A step without a limit that lasts longer than half a minute counts
-    as silence: other actors get the credits after another minute."""
+    as silence: other actors get the credits after another minute. It also limits a ``render`` of
+    ``evaluators.video``."""
     reset_seconds: PositiveSeconds = 600.0
     """Longest duration of one ``reset``, in seconds, with the same effect. It also limits how long it takes to make an
     environment, and to close it. With ``actors.vectorization: native`` one call makes or closes all environments of an

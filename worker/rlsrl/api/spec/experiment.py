@@ -231,6 +231,15 @@ def _native_steps_together(spec: ExperimentSpec) -> Fault | None:
     )
 
 
+def _videos_need_pictures(spec: ExperimentSpec) -> Fault | None:
+    if spec.evaluators is None or spec.evaluators.video is None or spec.environment.http is None:
+        return None
+    return Fault(
+        f"records what environments render, and those of environment.http {spec.environment.http.url} send no pictures",
+        "evaluators without video, or environment.id or environment.factory",
+    )
+
+
 def _threads_need_no_groups(spec: ExperimentSpec) -> Fault | None:
     if spec.actors.vectorization != "threads" or spec.actors.ring_size == 1:
         return None
@@ -653,6 +662,12 @@ _RULES: tuple[CrossFieldRule, ...] = (
         check=_native_steps_together,
         cel=f"{_ACTORS}.vectorization != 'native' || {_ACTORS}.maxDecorrelationSteps == 0",
         message="must be 0 with actors.vectorization native, which steps all environments together",
+    ),
+    CrossFieldRule(
+        at="evaluators.video",
+        check=_videos_need_pictures,
+        cel=f"!({_has('evaluators.video')}) || !has(self.environment.http)",
+        message="excludes environment.http, whose environments send no pictures",
     ),
     CrossFieldRule(
         at="actors.ringSize",

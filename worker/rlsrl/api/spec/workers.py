@@ -190,6 +190,20 @@ class FixedVersion(Model):
     `podTemplate`. The file is read once."""
 
 
+class EvaluationVideos(Model):
+    """Recordings of versions that evaluators play. After the result is recorded, the evaluator plays further episodes
+    in an environment with ``render_mode="rgb_array"``, which start as those of its first environments. It needs the
+    extra ``video``."""
+
+    every_evaluations: Count = 10
+    """Evaluations of an evaluator from one that is recorded to the next. The first one after each start of the
+    evaluator is recorded. With 1 each evaluation is."""
+    episodes: Annotated[int, Field(ge=1, le=100), INTEGRAL] = 1
+    """Episodes of one video."""
+    max_steps: Annotated[int, Field(ge=1, le=100_000), INTEGRAL] = 1000
+    """Steps after which an episode of a video is cut."""
+
+
 def _steps_for_all(evaluators: Evaluators) -> Fault | None:
     # Shares are equal and at least one, so the total may exceed ``environments``.
     least = max(evaluators.environments, evaluators.replicas)
@@ -265,6 +279,13 @@ class Evaluators(Model):
     this run: it changes neither the tag `best` nor the curve of evaluations."""
     greedy: bool = True
     """Whether the most probable action is taken. With false, actions are sampled as in training."""
+    video: EvaluationVideos | None = None
+    """Videos of the versions that evaluators play. By default none is recorded. Each is the file
+    ``videos/<evaluator>-<version>.mp4`` in the run's folder, or on the experiment's volume. TensorBoard shows it as a
+    GIF of at most 100 frames, W&B as the file. With ``parameters.store.objectStore`` no folder outlives the
+    coordinator on a cluster: the files are in W&B alone. 500 steps of CartPole take 60 kB and a second or two; all
+    files are kept. A video above 4 MiB is left out. What fails costs only the video:
+    ``rlsrl_videos_total{outcome}`` counts, and the evaluator's log says why."""
     pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
     """On a cluster: additions to the pods: see ``actors.podTemplate``."""
 

@@ -282,6 +282,7 @@ class Heartbeat(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     LOG_PARTS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    VIDEO_FIELD_NUMBER: _builtins.int
     state: Global___WorkerState.ValueType
     waiting_for: _builtins.str
     """What the worker waits for, in a few words. Empty while it works."""
@@ -315,6 +316,10 @@ class Heartbeat(_message.Message):
         Empty in between.
         """
 
+    @_builtins.property
+    def video(self) -> Global___Video:
+        """A video that this stream has not sent yet."""
+
     def __init__(
         self,
         *,
@@ -329,10 +334,11 @@ class Heartbeat(_message.Message):
         texts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         log_parts: _abc.Iterable[Global___LogPart] | None = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        video: Global___Video | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version", "video", b"video"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "ledger_page", b"ledger_page", "log_parts", b"log_parts", "metrics", b"metrics", "records", b"records", "records_dropped", b"records_dropped", "state", b"state", "stats", b"stats", "texts", b"texts", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity", b"activity", "ledger_page", b"ledger_page", "log_parts", b"log_parts", "metrics", b"metrics", "records", b"records", "records_dropped", b"records_dropped", "state", b"state", "stats", b"stats", "texts", b"texts", "version", b"version", "video", b"video", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -420,6 +426,50 @@ class Record(_message.Message):
 Global___Record: _TypeAlias = Record  # noqa: Y015
 
 @_typing.final
+class Video(_message.Message):
+    """A recording of a version that an evaluator played. It is sent until it is acknowledged or the worker ends. A coordinator
+    that restarts meanwhile may show a video twice.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    IS_FIXED_FIELD_NUMBER: _builtins.int
+    WALL_TIME_FIELD_NUMBER: _builtins.int
+    MP4_FIELD_NUMBER: _builtins.int
+    GIF_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """Number of the video within its instance, from 0."""
+    is_fixed: _builtins.bool
+    """Whether the version is that of evaluators.parameters."""
+    wall_time: _builtins.float
+    """Time of the recording, in Unix seconds."""
+    mp4: _builtins.bytes
+    """The whole file."""
+    gif: _builtins.bytes
+    """A small animated GIF of it, for TensorBoard. Empty: it is too large."""
+    @_builtins.property
+    def version(self) -> Global___Version: ...
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        version: Global___Version | None = ...,
+        is_fixed: _builtins.bool = ...,
+        wall_time: _builtins.float = ...,
+        mp4: _builtins.bytes = ...,
+        gif: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gif", b"gif", "is_fixed", b"is_fixed", "mp4", b"mp4", "sequence", b"sequence", "version", b"version", "wall_time", b"wall_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Video: _TypeAlias = Video  # noqa: Y015
+
+@_typing.final
 class Goodbye(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -452,6 +502,7 @@ class CoordinatorMessage(_message.Message):
     PEERS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     LOG_ACK_FIELD_NUMBER: _builtins.int
+    VIDEO_ACK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -464,6 +515,8 @@ class CoordinatorMessage(_message.Message):
     def settings(self) -> Global___Settings: ...
     @_builtins.property
     def log_ack(self) -> Global___LogAck: ...
+    @_builtins.property
+    def video_ack(self) -> Global___VideoAck: ...
     def __init__(
         self,
         *,
@@ -473,12 +526,13 @@ class CoordinatorMessage(_message.Message):
         peers: Global___Peers | None = ...,
         settings: Global___Settings | None = ...,
         log_ack: Global___LogAck | None = ...,
+        video_ack: Global___VideoAck | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "log_ack", b"log_ack", "peers", b"peers", "records_ack", b"records_ack", "refused", b"refused", "settings", b"settings", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "log_ack", b"log_ack", "peers", b"peers", "records_ack", b"records_ack", "refused", b"refused", "settings", b"settings", "video_ack", b"video_ack", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "log_ack", b"log_ack", "peers", b"peers", "records_ack", b"records_ack", "refused", b"refused", "settings", b"settings", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "log_ack", b"log_ack", "peers", b"peers", "records_ack", b"records_ack", "refused", b"refused", "settings", b"settings", "video_ack", b"video_ack", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "records_ack", "refused", "peers", "settings", "log_ack"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "records_ack", "refused", "peers", "settings", "log_ack", "video_ack"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -636,6 +690,27 @@ class LogAck(_message.Message):
 Global___LogAck: _TypeAlias = LogAck  # noqa: Y015
 
 @_typing.final
+class VideoAck(_message.Message):
+    """Every video up to and including this sequence is stored, or given up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VideoAck: _TypeAlias = VideoAck  # noqa: Y015
+
+@_typing.final
 class Refused(_message.Message):
     """The stream ends after this message. Another attempt with the same Hello cannot succeed."""
 
@@ -734,7 +809,7 @@ class EnvironmentCall(_message.Message):
     num_environments: _builtins.int
     """The number of environments that step in bulk, or 1."""
     name: _builtins.str
-    """"step", "reset", "make", "close" or "wait"."""
+    """"step", "reset", "make", "close", "wait" or "render"."""
     seconds: _builtins.float
     """How long it has lasted."""
     def __init__(

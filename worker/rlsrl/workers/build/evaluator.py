@@ -112,7 +112,7 @@ def begin_evaluation(
     seeds = evaluation_seeds(plan.seed, plan.num_environments)
     make_envs = ThreadedVectorEnv if plan.side_by_side else LoopVectorEnv
     envs: VectorEnv = make_envs(
-        lambda rank: make_environment(_source(plan, rank, seeds)),
+        lambda rank: make_environment(source_of(plan, rank, seeds)),
         seeds=seeds,
         first_rank=plan.ranks.start,
         faults=faults,
@@ -124,7 +124,7 @@ def begin_evaluation(
         exported = exported_actor(metadata)
         if plan.checks_network:
             _require_same_network(plan, parameters, metadata, exported, envs.spec)
-        actor = _local_actor(plan, exported, envs)
+        actor = evaluating_actor(plan, exported, envs.spec, num_steps=ROLLOUT_STEPS, num_lanes=envs.num_envs)
         actor.load(parameters)
         return envs, Evaluation(
             actor,
@@ -140,13 +140,19 @@ def begin_evaluation(
         raise
 
 
-def _local_actor(plan: EvaluationPlan, exported: ExportedActor | None, envs: VectorEnv) -> LocalActor:
+def evaluating_actor(
+    plan: EvaluationPlan, exported: ExportedActor | None, env_spec: EnvSpec, *, num_steps: int, num_lanes: int
+) -> LocalActor:
+    """Return the actor of a version with that exported actor, for slots of ``num_steps`` steps and ``num_lanes`` lanes.
+
+    It has no weights yet.
+    """
     return local_actor(
         exported,
-        envs.spec,
-        make_policy=lambda: _torch_policy(plan, envs.spec),
-        num_steps=ROLLOUT_STEPS,
-        num_lanes=envs.num_envs,
+        env_spec,
+        make_policy=lambda: _torch_policy(plan, env_spec),
+        num_steps=num_steps,
+        num_lanes=num_lanes,
         rng=acting_noise(plan.seed),
         greedy=plan.greedy,
     )
@@ -208,7 +214,7 @@ def _difference(metadata: Mapping[str, Any], shapes: Shapes) -> str:
     return "" if found is None else f"; {difference(found, shapes) or 'they follow each other in another order'}"
 
 
-def _source(plan: EvaluationPlan, rank: int, seeds: Sequence[int]) -> EnvironmentSource:
+def source_of(plan: EvaluationPlan, rank: int, seeds: Sequence[int]) -> EnvironmentSource:
     """Return how the environment of that rank is made. All evaluators have the same arguments, as they have the same
     seeds: so the results of versions can be compared."""
     local_rank = rank - plan.ranks.start
