@@ -33,6 +33,8 @@ CONFIG_FOLDER = "/etc/rlsrl/config"
 TOKEN_FOLDER = "/etc/rlsrl/token"
 TLS_FOLDER = "/etc/rlsrl/tls"
 SOURCE_FOLDER = "/etc/rlsrl/source"
+SOURCE_VOLUME = "parameters-source"
+"""The volume with the way to the experiment from whose weights this one starts."""
 TLS_KEYS = ("tls.crt", "tls.key", "ca.crt")
 RESULT_FILE = "/dev/termination-log"
 FROZEN_GRACE_SECONDS = 5
@@ -112,7 +114,11 @@ def _container(context: ExperimentContext, role: Role) -> Manifest:
             {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
             {"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True},
             *([{"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True}] if _tls_secret(context) else []),
-            *([{"name": "source", "mountPath": SOURCE_FOLDER, "readOnly": True}] if _has_source(context, role) else []),
+            *(
+                [{"name": SOURCE_VOLUME, "mountPath": SOURCE_FOLDER, "readOnly": True}]
+                if _has_source(context, role)
+                else []
+            ),
             {"name": STATE_VOLUME, "mountPath": STATE_FOLDER},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount point
             *(_COORDINATOR_MOUNTS if role.name == COORDINATOR else ()),
@@ -273,7 +279,7 @@ def _volumes(context: ExperimentContext, role: Role) -> list[Manifest]:
     if _has_source(context, role):
         # Once the first version is stored, pods start without it.
         secret_volume = {"secretName": context.source_secret_name, "defaultMode": 0o440, "optional": True}
-        volumes.append({"name": "source", "secret": secret_volume})
+        volumes.append({"name": SOURCE_VOLUME, "secret": secret_volume})
     if role.name == COORDINATOR:
         stays = context.experiment.spec.parameters.store.filesystem is not None
         claim = {"persistentVolumeClaim": {"claimName": context.name_of("data")}}

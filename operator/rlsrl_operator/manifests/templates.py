@@ -23,7 +23,7 @@ SECTIONS: Mapping[str, str] = {role.name: role.section for role in ROLES if role
 """By role: the section of the spec that holds its ``pod_template``."""
 _OUR_PREFIXES = ("rlsrl.dev/", "app.kubernetes.io/")
 _OUR_VARIABLES = "RLSRL_"
-_OUR_VOLUMES = frozenset({"config", "token", "tls"})
+_OUR_VOLUMES = frozenset({"config", "token", "tls", "parameters-source"})
 _OUR_FOLDER = "/etc/rlsrl/"
 _ACTED_UPON = (
     *("kubernetes.io", "k8s.io", "x-k8s.io", "io.kubernetes.cri-o"),

@@ -60,8 +60,8 @@ def test_trainers_get_the_way_to_the_source_and_a_token_that_only_reads() -> Non
     trainer, coordinator = template_of(world, "trainer"), template_of(world, "coordinator")
     assert trainer["metadata"]["labels"][STARTS_FROM_LABEL] == "teacher"
     (container,) = trainer["spec"]["containers"]
-    (mount,) = (each for each in container["volumeMounts"] if each["name"] == "source")
-    (volume,) = (each for each in trainer["spec"]["volumes"] if each["name"] == "source")
+    (mount,) = (each for each in container["volumeMounts"] if each["name"] == "parameters-source")
+    (volume,) = (each for each in trainer["spec"]["volumes"] if each["name"] == "parameters-source")
     assert volume["secret"]["secretName"] == WAY
     assert volume["secret"]["optional"], "a run that has begun does not need it"
     assert {"name": SOURCE_FOLDER_VARIABLE, "value": mount["mountPath"]} in container["env"]
