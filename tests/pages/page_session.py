@@ -321,7 +321,9 @@ class PageSession(ClosedAtExit):
         elif not begun.may_end:
             when = "before its page did"
         status = self._execute(f"wait {begun.pid} && echo 0 || echo $?", f"{begun.what}\n{when}", END_SECONDS).strip()
-        if when != "after Ctrl-C" or status not in {"0", str(INTERRUPTED)}:
+        # kubectl's own watches end with 1 after Ctrl-C.
+        good = {"0", str(INTERRUPTED), *(["1"] if begun.may_end else [])}
+        if when != "after Ctrl-C" or status not in good:
             raise BlockFailed(f"{begun.what}\nended {when}, with status {status}\n{begun.printed}")
 
     def _run_python(self, block: Block, text: str) -> None:
