@@ -28,7 +28,7 @@ EXPERIMENT = (
     )
     + """  policyWorkers: {{replicas: 1}}
   bufferWorkers: {{replicas: 1}}
-  evaluators: {{replicas: 1, environments: 2, episodesPerEnvironment: 1}}
+  evaluators: {{replicas: 1, environments: 2, episodesPerEnvironment: 1, video: {{everyEvaluations: 1}}}}
 """
 )
 REPLAYS = """

@@ -171,8 +171,12 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
 
     LENGTH = 8
 
-    def __init__(self, gate: str, step_seconds: float = 0.0, *, has_vectors: bool = False) -> None:
+    def __init__(
+        self, gate: str, step_seconds: float = 0.0, *, has_vectors: bool = False, render_mode: str | None = None
+    ) -> None:
         """A step takes at least ``step_seconds``. ``has_vectors``: actions are vectors of floats."""
+        self.metadata = {"render_modes": ["rgb_array"]}
+        self.render_mode = render_mode
         self.observation_space = _unbounded(2)
         self.action_space: spaces.Space[Any] = spaces.Box(-3.0, 1.0, (2,)) if has_vectors else spaces.Discrete(2)
         self._gate = Path(gate)
@@ -198,6 +202,11 @@ class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         self._taken += 1
         is_over = self._taken == self.LENGTH
         return self._observe(), float(self._is_open), is_over, False, {"is_open": self._is_open} if is_over else {}
+
+    @override
+    def render(self) -> NDArray[np.uint8]:
+        """Return a picture that becomes lighter with each step."""
+        return np.full((32, 32, 3), 255 * self._taken // self.LENGTH, np.uint8)
 
     def _observe(self) -> NDArray[np.float32]:
         return np.array([self._taken / self.LENGTH, self.np_random.standard_normal()], np.float32)
