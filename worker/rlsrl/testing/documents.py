@@ -317,9 +317,8 @@ START = ("spec", "parameters", "from")
 STARTS: tuple[JsonDocument, ...] = (
     {"file": "/models/best.safetensors"},
     {"file": "/models/a b.safetensors", "what": "weights"},
-    {"experiment": "teacher", "tag": "best", "what": "all"},
 )
-"""Valid values of it, in pods, too."""
+"""Valid values of it, in pods, too. Without ``experiment``, which another one of the namespace would have to have."""
 BROKEN_STARTS: tuple[JsonDocument, ...] = (
     {"tag": "best"},
     {"run": "cartpole", "version": "1.5", "tag": "best"},
@@ -540,7 +539,9 @@ def refused_documents() -> list[JsonDocument]:
     for start in BROKEN_STARTS:
         starts.append(minimal())
         _opened(starts[-1], START[:-1])[START[-1]] = copy.deepcopy(start)
-    return [*unions, *entries, *starts, *_refused_shards()]
+    without_pictures = minimal()
+    without_pictures["spec"] |= {"environment": {"http": {"url": "http://s:1"}}, "evaluators": {"video": {}}}
+    return [*unions, *entries, *starts, without_pictures, *_refused_shards()]
 
 
 def _refused_shards() -> Iterator[JsonDocument]:
