@@ -23,6 +23,7 @@ from rlsrl_operator.manifests.context import (
     TEMPLATE_ANNOTATION,
     ExperimentContext,
 )
+from rlsrl_operator.manifests.source import SourceName
 from rlsrl_operator.manifests.templates import merged_template, resources_in, template_of_role
 from rlsrl_operator.manifests.types import Manifest, digest
 from rlsrl_operator.roles import MASTER_PORT, has_pod_index, has_volumes
@@ -53,8 +54,8 @@ _COORDINATOR_MOUNTS: tuple[Manifest, ...] = (
 def pod_template(context: ExperimentContext, role: Role) -> Manifest:
     """Return metadata and spec of a role's pods."""
     labels = context.labels(role.name)
-    if context.source is not None and _has_source(context, role):
-        labels[STARTS_FROM_LABEL] = context.source.name
+    if (source := _source(context, role)) is not None:
+        labels[STARTS_FROM_LABEL] = source.name
     rendered = {"metadata": {"labels": labels}, "spec": _spec(context, role)}
     whole = merged_template(rendered, template_of_role(context.experiment, role.name))
     metadata, spec = whole["metadata"], whole["spec"]
@@ -116,7 +117,7 @@ def _container(context: ExperimentContext, role: Role) -> Manifest:
             *([{"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True}] if _tls_secret(context) else []),
             *(
                 [{"name": SOURCE_VOLUME, "mountPath": SOURCE_FOLDER, "readOnly": True}]
-                if _has_source(context, role)
+                if _source(context, role)
                 else []
             ),
             {"name": STATE_VOLUME, "mountPath": STATE_FOLDER},
@@ -163,14 +164,14 @@ def _environment(context: ExperimentContext, role: Role) -> list[Manifest]:
             {"name": "RLSRL_ATTEMPT", "valueFrom": {"fieldRef": {"fieldPath": attempt}}},
             {"name": "RLSRL_RESULT_FILE", "value": RESULT_FILE},
         ]
-    if _has_source(context, role):
+    if _source(context, role):
         known.append({"name": SOURCE_FOLDER_VARIABLE, "value": SOURCE_FOLDER})
     return [*known, *context.settings.defaults_of(role.name).extra_env]
 
 
-def _has_source(context: ExperimentContext, role: Role) -> bool:
-    """Return whether the role's pods read the weights from which the experiment starts."""
-    return role.name == TRAINER and context.source is not None
+def _source(context: ExperimentContext, role: Role) -> SourceName | None:
+    """Return the experiment whose weights the role's pods read at the start, or None."""
+    return context.source if role.name == TRAINER else None
 
 
 def _tls_secret(context: ExperimentContext) -> str | None:
@@ -276,7 +277,7 @@ def _volumes(context: ExperimentContext, role: Role) -> list[Manifest]:
         # Keys are listed so that a Secret without one of them stops the pod early, not the worker's connections.
         items = [{"key": key, "path": key} for key in TLS_KEYS]
         volumes.append({"name": "tls", "secret": {"secretName": secret, "items": items, "defaultMode": 0o440}})
-    if _has_source(context, role):
+    if _source(context, role):
         # Once the first version is stored, pods start without it.
         secret_volume = {"secretName": context.source_secret_name, "defaultMode": 0o440, "optional": True}
         volumes.append({"name": SOURCE_VOLUME, "secret": secret_volume})
