@@ -53,6 +53,7 @@ e2e: setup system-tools  ## Start a real cluster of two nodes, run the tests on 
 	@hack/e2e tests/e2e -m 'not full'
 
 e2e-full: setup system-tools  ## All tests on clusters, in shards (SHARD=name for one), and the report
+	@hack/system-tools chromium chromedriver
 	@hack/e2e-full $(SHARD)
 
 test-slow: setup s3-server  ## Fault tests and training runs that are too long for `make test`

@@ -20,7 +20,7 @@ from rlsrl_operator.coordinator_status import HttpCoordinatorStatus
 from rlsrl_operator.keyed_queue import KeyedQueue
 from rlsrl_operator.manifests.context import MANAGER
 from rlsrl_operator.metrics import OperatorMetrics, serving
-from rlsrl_operator.operator_key import read_key
+from rlsrl_operator.operator_key import publish_viewing_key, read_key
 from rlsrl_operator.reconcile import ExperimentKey, Reconciler
 from rlsrl_operator.settings import OperatorSettings
 
@@ -58,11 +58,14 @@ class _Operator:
         await enter(serving(metrics.registry, host=_EVERYWHERE, port=self._metrics_port))
         cluster = await enter(connect(on_write=metrics.count_write))
         session = await enter(aiohttp.ClientSession())
+        key = await read_key(cluster, self._settings.key_secret)
+        if (place := self._settings.viewing_key_secret) is not None:
+            await publish_viewing_key(cluster, place, key)
         self._reconciler = Reconciler(
             cluster,
             await with_api_server(self._settings, cluster),
             HttpCoordinatorStatus(session),
-            key=await read_key(cluster, self._settings.key_secret),
+            key=key,
             on_status=lambda key, status: metrics.experiments.set_status(key.namespace, key.name, status),
         )
         self._keys = KeyedQueue(metrics.measured(self._reconciler.reconcile), num_workers=NUM_WORKERS)

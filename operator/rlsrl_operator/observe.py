@@ -32,12 +32,11 @@ from rlsrl_operator.manifests import (
     derive_revision,
     is_anothers,
     read_revision,
-    token_secret,
     volume_claim,
 )
 from rlsrl_operator.manifests.kueue import queue_labels
 from rlsrl_operator.manifests.types import ObjectKey, key_of
-from rlsrl_operator.operator_key import token_of, way_to_source
+from rlsrl_operator.operator_key import own_token_secret, way_to_source
 from rlsrl_operator.outside_objects import ServiceReader, SourceReader
 from rlsrl_operator.roles import is_queued, roles_of, workload_of
 from rlsrl_operator.settings import OperatorSettings
@@ -259,7 +258,7 @@ class Observer:
     async def _children(
         self, context: ExperimentContext, revision: Revision, memory: ExperimentMemory
     ) -> dict[ObjectKey, Child]:
-        secret, claim = token_secret(context, token_of(self._key, context.uid)), volume_claim(context)
+        secret, claim = own_token_secret(context, self._key), volume_claim(context)
         way = way_to_source(context, self._key)
         children: dict[ObjectKey, Child] = {}
         blocked_at = None if memory.blocker is None else memory.blocker.at

@@ -22,7 +22,6 @@ from rlsrl_operator.manifests import (
     Revision,
     revision_object,
     shard_claims,
-    token_secret,
     volume_claim,
 )
 from rlsrl_operator.manifests.context import SETTINGS_ANNOTATION, SETTINGS_KEY
@@ -30,7 +29,7 @@ from rlsrl_operator.manifests.network import with_server_rule
 from rlsrl_operator.manifests.permissions import disallowed
 from rlsrl_operator.manifests.types import ObjectKey, digest, key_of
 from rlsrl_operator.observe import Blocker, Observed, RevisionProblem
-from rlsrl_operator.operator_key import token_of, way_to_source
+from rlsrl_operator.operator_key import own_token_secret, way_to_source
 from rlsrl_operator.pod_deletions import PodDeletion, pod_deletions
 from rlsrl_operator.retries import Retry, begin_retry, requested_retry
 
@@ -291,7 +290,7 @@ def _wanted(run: _Run, key: bytes) -> Iterator[Manifest]:
         yield revision_object(context, run.revision, key)
     else:
         yield {**found, "metadata": context.metadata(context.revision_name), "immutable": True}
-    yield token_secret(context, token_of(key, context.uid))
+    yield own_token_secret(context, key)
     if (way := way_to_source(context, key)) is not None:
         yield way
     if (claim := volume_claim(context)) is not None:

@@ -102,6 +102,8 @@ class NetworkPolicies(Model):
     """Whether each experiment gets NetworkPolicies that allow its role graph's connections and no others."""
     operator: Free = Field(default_factory=dict)
     """The peer (``namespaceSelector``, ``podSelector``) that matches the operator."""
+    viewer: Free = Field(default_factory=dict)
+    """The peer that matches the page's pod."""
     scrapers: tuple[Free, ...] = Field(default=(), strict=False)
     """Peers that may fetch ``/metrics``."""
     dns: Free = Field(default_factory=lambda: Free(namespaceSelector={}, podSelector={}))
@@ -134,6 +136,8 @@ class OperatorSettings(Model):
     """The namespaces whose experiments this operator manages; empty for all."""
     key_secret: SecretName = SecretName(namespace="rlsrl-system", name="rlsrl-operator-key")
     """The Secret of the operator's key. The operator creates it if it does not exist."""
+    viewing_key_secret: SecretName | None = None
+    """The Secret of the key with which the page reads from coordinators. The operator creates it; None: no page."""
     status_seconds: Annotated[float, Field(ge=1, le=3600)] = 10.0
     """Seconds between two updates of a run's numbers."""
     images: Images

@@ -55,7 +55,8 @@ def test_every_call_without_the_token_is_refused(where: Namespace, cartpole: Obj
     until(lambda: experiment.condition("Ready").get("status") == "True", "every pod serves its port")
     places = [(pod["metadata"]["labels"]["rlsrl.dev/role"], pod["status"]["podIP"]) for pod in experiment.pods()]
     targets = [f"{address}:{GRPC_PORTS[role]}" for role, address in places if role in GRPC_PORTS]
-    pages = [f"http://{address}:8080/status" for role, address in places if role == "coordinator"]
+    paths = ("status", "curve", "versions", "logs", "log?name=trainer-0")
+    pages = [f"http://{address}:8080/{path}" for role, address in places if role == "coordinator" for path in paths]
     where.apply(
         {
             "apiVersion": "v1",
@@ -94,6 +95,6 @@ def test_every_call_without_the_token_is_refused(where: Namespace, cartpole: Obj
     calls = [each for each in results if each[1]]
     assert {each[0] for each in calls} == set(targets)
     assert {each[3] for each in calls} == {"UNAUTHENTICATED"}, [each for each in calls if each[3] != "UNAUTHENTICATED"]
-    assert [each[3] for each in results if not each[1]] == ["401", "401"]
+    assert [each[3] for each in results if not each[1]] == ["401"] * 2 * len(paths)
     steps = experiment.env_steps()
     until(lambda: experiment.env_steps() > steps, "training went on")

@@ -29,6 +29,7 @@ VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["ap
 MODULE_SECONDS = 300
 """Deadline for the download of the monitors' definitions."""
 _SUFFIX = uuid.uuid4().hex[:8]
+UI = "rendered-ui"
 RELEASE, WHERE, OTHER = "rendered", f"chart-{_SUFFIX}", f"chart-{_SUFFIX}-other"
 OPERATOR, KEY = f"{RELEASE}-operator", f"{RELEASE}-operator-key"
 OPERATORS_LABELS = {
@@ -36,6 +37,8 @@ OPERATORS_LABELS = {
     "app.kubernetes.io/instance": RELEASE,
     "app.kubernetes.io/component": "operator",
 }
+
+PAGES_LABELS = {**OPERATORS_LABELS, "app.kubernetes.io/component": "ui"}
 
 Name = tuple[str, str, str]
 """Kind, namespace (empty for cluster-wide objects) and name of an object."""
@@ -70,6 +73,10 @@ DEFAULT_SETTINGS: Object = {
         "operator": {
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": WHERE}},
             "podSelector": {"matchLabels": OPERATORS_LABELS},
+        },
+        "viewer": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": WHERE}},
+            "podSelector": {"matchLabels": PAGES_LABELS},
         },
     },
 }
@@ -150,10 +157,14 @@ class Case:
     """Default objects that are missing."""
 
 
+CONTAINERS = (("resources", "resources"), ("extraEnv", "env"), ("image", "image"), ("command", "command"))
+"""Values of a pod that are its container's, with their names there."""
+
+
 def in_template(**given: Any) -> Object:
     """Return the fields of a pod template for a role's settings."""
     spec, container = dict(given), {}
-    for name, theirs in (("resources", "resources"), ("extraEnv", "env"), ("image", "image")):
+    for name, theirs in CONTAINERS:
         if name in spec:
             container[theirs] = spec.pop(name)
     return {"spec": {**spec, "containers": [container]}}
@@ -200,6 +211,33 @@ def dashboards(annotations: Object | None, **labels: str | None) -> dict[Name, O
     }
 
 
+PAGES_COMMAND = ["python", "-m", "rlsrl.ui", "--key-file=/etc/rlsrl/key"]
+PAGES_RULES = [{"apiGroups": ["rlsrl.dev"], "resources": ["rlexperiments"], "verbs": ["get", "list"]}]
+PAGES_ACCOUNT = {"kind": "ServiceAccount", "name": UI, "namespace": WHERE}
+PAGE_EVERYWHERE: Mapping[Name, Object] = {
+    ("ClusterRole", "", UI): {"rules": PAGES_RULES},
+    ("ClusterRoleBinding", "", UI): {"roleRef": {"kind": "ClusterRole", "name": UI}, "subjects": [PAGES_ACCOUNT]},
+}
+
+
+def page(template: Object, *, ingress: list[Object] | None = None) -> Mapping[Name, Object]:
+    """Return the page's objects but for its rights. ``template`` has further fields of its pod."""
+    (container,) = template["spec"]["containers"]
+    own = {**container, "securityContext": ALWAYS_SO["spec"]["containers"][0]["securityContext"]}
+    template = {"spec": {**template["spec"], "serviceAccountName": UI, "containers": [own]}}
+    return {
+        ("ServiceAccount", WHERE, UI): {},
+        ("Deployment", WHERE, UI): {"spec": {"replicas": 1, "template": template}},
+        ("Service", WHERE, UI): {"spec": {"selector": PAGES_LABELS, "ports": [{"port": 80, "targetPort": "http"}]}},
+        ("NetworkPolicy", WHERE, UI): {
+            "spec": {"podSelector": {"matchLabels": PAGES_LABELS}, "policyTypes": ["Ingress"], "ingress": ingress}
+        },
+        ("Role", WHERE, KEY): {
+            "rules": [{"resourceNames": [KEY, f"{UI}-key"], "verbs": ["get"]}, {"verbs": ["create"]}]
+        },
+    }
+
+
 CASES: Mapping[str, Case] = {
     "defaults": Case(
         values={},
@@ -215,6 +253,39 @@ CASES: Mapping[str, Case] = {
     ),
     "global": Case(values={"global": {"of": "a parent chart"}}),
     "crds.enabled": Case(values={"crds": {"enabled": False}}, less=CRD),
+    "ui.enabled": Case(
+        values={"ui": {"enabled": True}},
+        settings={"viewingKeySecret": {"namespace": WHERE, "name": f"{UI}-key"}},
+        more=page(in_template(image=f"rlsrl/operator:{VERSION}", command=PAGES_COMMAND)) | PAGE_EVERYWHERE,
+    ),
+    "ui, with all options, of some namespaces": Case(
+        values={
+            "namespaces": [OTHER],
+            "ui": {"enabled": True, "hosts": ["lab.example"], "clients": SCRAPERS, "podLabels": {"team": "rl"}, **POD},
+        },
+        settings={"namespaces": [OTHER], "viewingKeySecret": {"namespace": WHERE, "name": f"{UI}-key"}},
+        more=roles_in(OTHER)
+        | page(
+            in_template(
+                command=[*PAGES_COMMAND, f"--namespace={OTHER}", "--name=lab.example"],
+                **{**POD, "tolerations": [*SOON_ELSEWHERE, *POD["tolerations"]]},
+            ),
+            ingress=[{"from": SCRAPERS, "ports": [{"port": "http", "protocol": "TCP"}]}],
+        )
+        | {
+            ("Role", OTHER, UI): {"rules": PAGES_RULES},
+            ("RoleBinding", OTHER, UI): {"roleRef": {"kind": "Role", "name": UI}, "subjects": [PAGES_ACCOUNT]},
+        },
+        less=EVERYWHERE,
+    ),
+    "ui, without NetworkPolicies": Case(
+        values={"ui": {"enabled": True}, "networkPolicy": {"enabled": False}},
+        settings={
+            "viewingKeySecret": {"namespace": WHERE, "name": f"{UI}-key"},
+            "networkPolicies": {"enabled": False},
+        },
+        more={key: each for key, each in page(in_template()).items() if key[0] != "NetworkPolicy"} | PAGE_EVERYWHERE,
+    ),
     "rbac.aggregate": Case(values={"rbac": {"aggregate": False}}, less=FOR_USERS),
     "podTemplates": Case(values={"podTemplates": "any"}, settings={"podTemplates": "any"}),
     "namespaces": Case(
@@ -419,7 +490,7 @@ def of_an_experiment(document: Object, settings: OperatorSettings) -> list[Objec
     claim = volume_claim(context)
     assert claim is not None
     return [
-        token_secret(context, "0" * 64),
+        token_secret(context, "0" * 64, "1" * 64),
         claim,
         revision_object(context, first_revision(context), b"key"),
         *rendered,
@@ -482,7 +553,9 @@ def test_rendered_objects_match_the_values_and_the_server_accepts_them(
     assert set(found) == (BY_DEFAULT | set(case.more)) - case.less
     assert [text for key in case.more for text in differences(found[key], case.more[key], str(key))] == []
     labels = {**OPERATORS_LABELS, "app.kubernetes.io/managed-by": "Helm", "app.kubernetes.io/version": VERSION}
-    assert {key for key in found if list(differences(found[key]["metadata"].get("labels"), labels))} <= CRD
+    pages_labels = {**labels, **PAGES_LABELS}
+    wanted = {key: pages_labels if key[2] == UI else labels for key in found}
+    assert {key for key in found if list(differences(found[key]["metadata"].get("labels"), wanted[key]))} <= CRD
 
     template = found["Deployment", WHERE, OPERATOR]["spec"]["template"]
     assert list(differences(template, ALWAYS_SO)) == []

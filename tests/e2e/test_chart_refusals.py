@@ -153,6 +153,11 @@ REFUSED: Mapping[str, tuple[Object, str, str]] = {
         "/roles/trainer/securityContext/fsGroup",
         "got string, want null or integer",
     ),
+    "a page's address instead of its host": (
+        {"ui": {"enabled": True, "hosts": ["https://lab.example"]}},
+        "/ui/hosts/0",
+        "does not match",
+    ),
     "no peer": (
         {"networkPolicy": {"dns": {"namespaceSelector": None, "podSelector": None}}},
         "/networkPolicy/dns",

@@ -64,7 +64,8 @@ def objects(case: str) -> list[Manifest]:
     """Return all objects except the record, in the order in which the operator creates them."""
     about = context(case)
     claim = volume_claim(about)
-    return [token_secret(about, "a-fixed-token"), *([] if claim is None else [claim]), *render(about)]
+    secret = token_secret(about, "a-fixed-token", "a-fixed-viewing-token")
+    return [secret, *([] if claim is None else [claim]), *render(about)]
 
 
 def changes(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any]]:

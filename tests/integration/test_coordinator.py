@@ -26,7 +26,7 @@ from rlsrl.api.roles import STREAMS
 from rlsrl.api.tokens import reading_token
 from rlsrl.data.version import Version
 from rlsrl.parameters.filesystem import FilesystemParameterDB
-from rlsrl.parameters.service import ServiceParameterDB
+from rlsrl.parameters.service import ServiceParameterDB, ServiceRefused
 from rlsrl.parameters.terminal import TERMINAL_KEY, UPDATES_SKIPPED, terminal_record
 from rlsrl.rpc.channels import open_channel, token_metadata
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
@@ -58,7 +58,10 @@ from rlsrl.runtime.metrics import Metrics
 from rlsrl.workers.coordinator import CoordinatorWorker
 
 worker = CoordinatorWorker(
-    token=sys.argv[2], metrics=Metrics(CollectorRegistry()), log=structlog.stdlib.get_logger("coordinator")
+    token=sys.argv[2],
+    viewing_token="look",
+    metrics=Metrics(CollectorRegistry()),
+    log=structlog.stdlib.get_logger("coordinator"),
 )
 signal.signal(signal.SIGTERM, lambda *_: worker.exit())
 with open(sys.argv[1]) as file:
@@ -718,6 +721,32 @@ def test_the_reading_token_opens_no_call_of_the_coordinator(shared: CoordinatorP
         reader.status(DEADLINE)
     with closing(ServiceParameterDB(shared.address, reading_token(TOKEN))) as db:
         assert db.versions(POLICY_NAME) == []
+
+
+def test_the_viewing_token_opens_the_pages_and_no_call(shared: CoordinatorProcess, join: Join) -> None:
+    with pytest.raises(JoinRefused, match="UNAUTHENTICATED"):
+        join(shared, token="look")
+    with closing(CoordinatorClient(shared.address, "look")) as client:
+        with pytest.raises(CoordinatorUnavailable, match="UNAUTHENTICATED"):
+            client.status(DEADLINE)
+        with pytest.raises(CoordinatorUnavailable, match="UNAUTHENTICATED"):
+            client.logs(None, None, tail=None, timeout=DEADLINE)
+    db = ServiceParameterDB(shared.address, "look", call_seconds=DEADLINE)
+    with closing(db), pytest.raises(ServiceRefused):
+        db.versions(POLICY_NAME)
+    url = f"http://{shared.status()['endpoints']['http']}"
+
+    def page(path: str, token: str = "look") -> Any:
+        request = urllib.request.Request(url + path, headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
+            return json.load(answer)
+
+    assert page("/status")["experiment"] == "cartpole"
+    assert (page("/versions"), page("/logs")) == ([], [])
+    assert page("/curve?after=0")["next"] >= 0
+    for path in ("/status", "/curve", "/versions", "/logs", "/log"):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            page(path, token="lock")
 
 
 HELLO = pb.Hello(role="actor", instance="8c39373c-9b1b-4550-aaaa-677f656cecc4")

@@ -41,7 +41,8 @@ CHECKOUT = ("benchmarks", "charts", "docs", "examples", "hack")
 SMOKE = ((re.compile(r"\brlsrl run [\w./-]+\.yaml"), r"\g<0> --set stop.envSteps=4000"),)
 """Additions to commands that would take long."""
 _SERVERS = (["rlsrl", "ui"], ["rlsrl", "serve-environment"])
-_FOLLOW = frozenset({"--follow", "--watch"})
+_FOLLOW = frozenset({"--follow", "--watch", "port-forward"})
+"""Words of commands that run until Ctrl-C."""
 _SESSION = "RLSRL_PAGE_SESSION"
 _ADDRESS = re.compile(r"http://[\w.]+:\d+")
 _EXTRAS = re.compile(r"rlsrl\[([\w,]+)\]")

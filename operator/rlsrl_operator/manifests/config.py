@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 from rlsrl.api.live import settings_document
-from rlsrl.api.pods import TOKEN_KEY
+from rlsrl.api.pods import TOKEN_KEY, VIEWING_TOKEN_KEY
 from rlsrl.api.role_names import COORDINATOR
 from rlsrl_operator.manifests.context import SETTINGS_KEY, ExperimentContext
 from rlsrl_operator.manifests.types import Manifest
@@ -38,13 +38,16 @@ def live_settings(context: ExperimentContext) -> Manifest:
     }
 
 
-def token_secret(context: ExperimentContext, token: str) -> Manifest:
-    """Return the Secret of the experiment's token."""
+def token_secret(context: ExperimentContext, token: str, viewing_token: str) -> Manifest:
+    """Return the Secret of the experiment's tokens."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": context.metadata(context.token_name),
         "immutable": True,
         "type": "Opaque",
-        "data": {TOKEN_KEY: base64.b64encode(token.encode()).decode()},
+        "data": {
+            key: base64.b64encode(value.encode()).decode()
+            for key, value in ((TOKEN_KEY, token), (VIEWING_TOKEN_KEY, viewing_token))
+        },
     }

@@ -42,9 +42,9 @@ def _policy(context: ExperimentContext, role: Role) -> Manifest:
         {"from": [_pods(context, each.source)], **_ports(each.ports)} for each in graph if each.target == role.name
     ]
     http_ports = tuple(HTTP_PORT + rank for rank in range(context.experiment.spec.trainers.ranks_per_pod))
-    if role.name == COORDINATOR and settings.operator:
-        ingress.append({"from": [settings.operator], **_ports((HTTP_PORT,))})
     if role.name == COORDINATOR:
+        readers = [each for each in (settings.operator, settings.viewer) if each]
+        ingress += [{"from": [each], **_ports((HTTP_PORT,))} for each in readers]
         ingress.append(reading_ingress(context.name))
     if settings.scrapers:
         ports = http_ports if role.name == TRAINER else (HTTP_PORT,)

@@ -69,9 +69,11 @@ def test_the_schema_has_the_operators_roles_and_pod_defaults() -> None:
     assert set(SCHEMA["definitions"]["securityContext"]["properties"]) == set(get_args(Identity))
 
 
-def test_the_operators_pod_has_the_same_options_as_the_roles_pods() -> None:
-    own = SCHEMA["properties"]["operator"]["properties"]
-    assert set(own) == {*SCHEMA["definitions"]["pod"]["properties"], "statusSeconds", "podLabels"}
+def test_the_charts_own_pods_have_the_same_options_as_the_roles_pods() -> None:
+    options = {*SCHEMA["definitions"]["pod"]["properties"], "podLabels"}
+    operator, ui = (SCHEMA["properties"][name]["properties"] for name in ("operator", "ui"))
+    assert set(operator) == {*options, "statusSeconds"}
+    assert set(ui) == {*options, "enabled", "hosts", "clients"}
 
 
 def test_the_chart_has_the_projects_version_and_images() -> None:

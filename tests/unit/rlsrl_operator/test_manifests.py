@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from rlsrl.api.live import with_settings
 from rlsrl.api.load import SpecError, load_file
+from rlsrl.api.placement import HTTP_PORT
 from rlsrl.api.resolved import BufferConfig
 from rlsrl.api.role_names import BUFFER, COORDINATOR, TRAINER
 from rlsrl.api.roles import ROLES
@@ -38,12 +39,18 @@ from rlsrl_operator.roles import roles_of
 from rlsrl_operator.settings import NetworkPolicies, OperatorSettings, PodDefaults, read_settings
 from rlsrl_operator.testing import SETTINGS, UID, context_of, faults_of_restricted
 
+HTTP_PORTS = [{"port": HTTP_PORT, "protocol": "TCP"}]
 GOLDEN = Path(__file__).parents[2] / "golden" / "manifests"
 SEEDS = st.integers(0, 2**32)
 OPERATOR = {"podSelector": {"matchLabels": {"app": "operator"}}}
+VIEWER = {"podSelector": {"matchLabels": {"app": "page"}}}
 SCRAPER = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
 OPEN_SETTINGS = SETTINGS.model_copy(
-    update={"network_policies": NetworkPolicies(operator=OPERATOR, scrapers=(SCRAPER,), dns={"podSelector": {}})}
+    update={
+        "network_policies": NetworkPolicies(
+            operator=OPERATOR, viewer=VIEWER, scrapers=(SCRAPER,), dns={"podSelector": {}}
+        )
+    }
 )
 
 
@@ -104,7 +111,11 @@ def of_any_context(test: Callable[[ExperimentContext], None]) -> Callable[[], No
 def everything(context: ExperimentContext) -> list[Manifest]:
     rendered = render(context)
     claim = volume_claim(context)
-    made = [token_secret(context, "token"), revision_object(context, first_revision(context), b"key"), *rendered]
+    made = [
+        token_secret(context, "token", "viewing"),
+        revision_object(context, first_revision(context), b"key"),
+        *rendered,
+    ]
     if context.source is not None:
         found = SourceExperiment(uid="of-the-source", has_version=True)
         made.append(source_secret(context.metadata(context.source_secret_name), context.source, found, "token"))
@@ -307,8 +318,9 @@ def test_every_port_that_a_policy_opens_is_one_that_the_container_declares(conte
         assert opened == ports(made[role]) - unused - kubelets
         scraped = [rule for rule in policy["spec"].get("ingress", ()) if rule["from"] == [SCRAPER]]
         assert [{port["port"] for port in rule["ports"]} for rule in scraped] == [ports(made[role], "http")]
-        asked = [rule for rule in policy["spec"].get("ingress", ()) if rule["from"] == [OPERATOR]]
-        assert len(asked) == (role == COORDINATOR)
+        for reader in (OPERATOR, VIEWER):
+            asked = [rule for rule in policy["spec"].get("ingress", ()) if rule["from"] == [reader]]
+            assert [rule["ports"] for rule in asked] == [HTTP_PORTS] * (role == COORDINATOR)
 
 
 def used(context: ExperimentContext, role: str) -> set[int]:

@@ -24,13 +24,12 @@ from rlsrl_operator.manifests import (
     first_revision,
     next_revision,
     revision_object,
-    token_secret,
     volume_claim,
 )
 from rlsrl_operator.manifests.context import SETTINGS_ANNOTATION
 from rlsrl_operator.manifests.types import digest, key_of
 from rlsrl_operator.observe import Blocker, Observed, RevisionProblem
-from rlsrl_operator.operator_key import token_of
+from rlsrl_operator.operator_key import own_token_secret
 from rlsrl_operator.plan import QUEUE_SECONDS, RETRY_SECONDS, TROUBLE_SECONDS, Plan, plan
 from rlsrl_operator.status import condition, events, stamp, with_condition
 from rlsrl_operator.status import write as written
@@ -88,7 +87,7 @@ def observed(context: ExperimentContext, status: ExperimentStatus | None = None,
     assert claim is not None
     wanted = [
         revision_object(context, revision, KEY),
-        token_secret(context, token_of(KEY, context.uid)),
+        own_token_secret(context, KEY),
         claim,
         *(for_phase(each, status, pods, NOW) for each in revision.manifests),
     ]

@@ -3,7 +3,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from typing import Any
@@ -31,6 +31,14 @@ def get(
         return answer.headers["Content-Type"], answer.read().decode()
 
 
+def status_of(address: tuple[str, int], path: str, authorization: str = "") -> int:
+    """Return the status of a request that is refused."""
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        get(address, path, authorization=authorization)
+    with raised.value as answer:
+        return answer.code
+
+
 def test_metrics_as_prometheus_text() -> None:
     metrics = Metrics(CollectorRegistry())
     with MetricsServer(metrics.registry, host="127.0.0.1", port=0, token=TOKEN) as server:
@@ -56,7 +64,7 @@ def test_nothing_else_is_served() -> None:
 
 
 def test_guarded_pages_require_the_token() -> None:
-    guarded = {"/secret": lambda: ("text/plain", b"gold")}
+    guarded = {"/secret": lambda query: ("text/plain", b"gold")}
     with MetricsServer(CollectorRegistry(), host="127.0.0.1", port=0, token=TOKEN, guarded=guarded) as server:
         assert get(server.address, "/secret", authorization=f"Bearer {TOKEN}") == ("text/plain", "gold")
         for wrong in ("", TOKEN, "Bearer", "Bearer the-toke", f"Bearer {TOKEN}s", "Bearer \xe4"):
@@ -65,6 +73,48 @@ def test_guarded_pages_require_the_token() -> None:
             with raised.value as answer:
                 assert answer.code == 401
                 assert b"gold" not in answer.read()
+
+
+def test_the_viewing_token_opens_guarded_pages_for_a_query() -> None:
+    asked: list[Mapping[str, str]] = []
+
+    def page(query: Mapping[str, str]) -> tuple[str, bytes]:
+        asked.append(query)
+        return "text/plain", b"gold"
+
+    guarded, own = {"/secret": page}, {"host": "127.0.0.1", "port": 0, "token": TOKEN}
+    with MetricsServer(CollectorRegistry(), **own, viewing_token="look", guarded=guarded) as server:
+        address = server.address
+        assert get(address, "/secret?after=7&file=a%20b&after=8", authorization="Bearer look")[1] == "gold"
+        assert get(address, "/secret", authorization=f"Bearer {TOKEN}")[1] == "gold"
+        assert asked == [{"after": "8", "file": "a b"}, {}]
+        assert status_of(address, "/secret?token=look") == 401
+    with MetricsServer(CollectorRegistry(), **own, guarded=guarded) as server:
+        assert status_of(server.address, "/secret", authorization="Bearer ") == 401, "no viewing token is no open door"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (ValueError("after: 'x'; allowed: a number"), 400, "after: 'x'; allowed: a number"),
+        (LookupError("name: 'x'; allowed: actor-0"), 404, "name: 'x'; allowed: actor-0"),
+        (OSError("the disk is gone"), 503, "the page cannot be read: the disk is gone"),
+        (TimeoutError(), 503, "the process is not ready to answer"),
+    ],
+)
+def test_a_guarded_page_says_why_it_does_not_answer(error: Exception, status: int, text: str) -> None:
+    def fail(_: Mapping[str, str]) -> tuple[str, bytes]:
+        raise error
+
+    guarded = {"/secret": fail}
+    with (
+        MetricsServer(CollectorRegistry(), host="127.0.0.1", port=0, token=TOKEN, guarded=guarded) as server,
+        pytest.raises(urllib.error.HTTPError) as raised,
+    ):
+        get(server.address, "/secret", authorization=f"Bearer {TOKEN}")
+    with raised.value as answer:
+        assert answer.code == status
+        assert text in answer.read().decode()
 
 
 def test_a_client_that_disconnects_does_no_harm() -> None:
@@ -107,7 +157,7 @@ def serving(refused: Counter[str], **options: Any) -> MetricsServer:
 
 @pytest.fixture
 def server(refused: Counter[str]) -> Iterator[MetricsServer]:
-    with serving(refused, guarded={"/secret": lambda: ("text/plain", b"gold")}) as server:
+    with serving(refused, guarded={"/secret": lambda query: ("text/plain", b"gold")}) as server:
         yield server
 
 

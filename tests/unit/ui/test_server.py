@@ -17,7 +17,8 @@ from starlette.responses import PlainTextResponse
 
 from rlsrl.local.run_folder import METRICS, RECORD
 from rlsrl.testing.waiting import until
-from rlsrl.ui import server as ui_server
+from rlsrl.ui import folder as ui_folder
+from rlsrl.ui.folder import FolderRuns
 from rlsrl.ui.server import HEADERS, LOCAL_HOSTS, GuardedApp, make_app
 
 
@@ -30,7 +31,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     row = {"step": 1, "wall": 0, "role": "trainer", "scalars": scalars}
     (tmp_path / "run 1" / METRICS).write_text(json.dumps(row) + "\n")
     (tmp_path / "secret").write_text("no")
-    app = make_app(tmp_path, hosts=(*LOCAL_HOSTS, "lab"))
+    app = make_app(FolderRuns(tmp_path), hosts=(*LOCAL_HOSTS, "lab"))
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -82,8 +83,8 @@ def test_runs_are_answered_as_json(address: str) -> None:
         ("/api/runs/%2e%2e", 404),
         ("/api/runs/..%2f..", 404),
         ("/api/runs/run%201/logs/..%2fcontroller.json", 404),
-        ("/static/../views.py", 404),
-        ("/static/%2e%2e/views.py", 404),
+        ("/static/../folder.py", 404),
+        ("/static/%2e%2e/folder.py", 404),
         ("/secret", 404),
         ("/api/runs/run%201/curve?after=x", 400),
     ],
@@ -144,7 +145,7 @@ def test_every_answer_has_the_security_headers(address: str, monkeypatch: pytest
     def fail(_: Path) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(ui_server, "run_list", fail)
+    monkeypatch.setattr(ui_folder, "run_list", fail)
     answers = [
         call(address, "/"),
         call(address, "/", host="evil.example"),

@@ -21,7 +21,8 @@ from rlsrl.parameters.protocols import Parameters, TrainerState, VersionInfo
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.memory_parameter_db import MemoryParameterDB
 from rlsrl.testing.stored_runs import BALANCES, CARTPOLE, LINEAR, make_run, push
-from rlsrl.ui.versions import FOLDERS, SETTLE_SECONDS, STORE_SECONDS, VersionTable, VersionTables
+from rlsrl.ui.versions import VersionTables
+from rlsrl.workers.version_table import FOLDERS, SETTLE_SECONDS, STORE_SECONDS, VersionTable
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ class AskedStore(MemoryParameterDB):
 
 def test_an_object_store_is_asked_rarely_and_never_for_a_list() -> None:
     db, clock = AskedStore(), ManualClock()
-    table = VersionTable(db, clock=clock)
+    table = VersionTable(db, folder=Path("absent"), clock=clock)
     assert table.rows() == []
     parameters = Parameters(version=Version(1, 1), vector=np.zeros(2, np.float32), layout="l")
     db.push(POLICY_NAME, parameters)

@@ -24,6 +24,8 @@ SOURCE_TLS_NAME_KEY = "tls-name"
 """The name in the coordinator's certificate. The key is missing if it has none."""
 TOKEN_KEY = "token"
 """The key in the experiment's Secret of the token that workers present to each other."""
+VIEWING_TOKEN_KEY = "viewing-token"
+"""The key in that Secret of the token that opens the coordinator's pages."""
 
 BY_TAINT = "DeletionByTaintManager"
 """The reason of the condition DisruptionTarget if a taint of the pod's node evicts the pod."""

@@ -1,4 +1,4 @@
-"""Tokens that follow from an experiment's token. The operator makes them, and servers of workers check them."""
+"""Tokens that allow less than an experiment's own. The operator makes them, and servers of workers check them."""
 
 from __future__ import annotations
 
@@ -14,3 +14,16 @@ def reading_token(token: str) -> str:
     It is HMAC-SHA-256 in hexadecimal: it does not tell the experiment's own token.
     """
     return hmac.new(token.encode(), _READING, hashlib.sha256).hexdigest()
+
+
+def viewing_token(viewing_key: str, uid: str) -> str:
+    """Return the token that opens the pages of a coordinator over HTTP, and allows nothing else.
+
+    It follows from a key of its own, which tells no experiment's token: whoever has the key looks at all experiments.
+    It is HMAC-SHA-256 in hexadecimal.
+
+    Args:
+        viewing_key: the operator's.
+        uid: the experiment's ``metadata.uid``.
+    """
+    return hmac.new(viewing_key.encode(), uid.encode(), hashlib.sha256).hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import click
@@ -54,6 +54,7 @@ def ui(runs: Path, host: str, names: tuple[str, ...], port: int) -> None:
     needs the extra ui. Whoever reaches the address can read it: by default only programs on this machine can.
     """
     try:
+        from rlsrl.ui.folder import FolderRuns
         from rlsrl.ui.server import serve
     except ImportError as error:
         raise UserError(f"the page needs more packages: pip install 'rlsrl[ui]' ({error})") from error
@@ -62,7 +63,7 @@ def ui(runs: Path, host: str, names: tuple[str, ...], port: int) -> None:
     try:
         with suppress(KeyboardInterrupt):
             serve(
-                runs,
+                lambda: nullcontext(FolderRuns(runs)),
                 host=host,
                 port=port,
                 names=names,

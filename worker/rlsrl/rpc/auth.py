@@ -8,6 +8,8 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlsrl.api.pods import VIEWING_TOKEN_KEY
+
 TOKEN_VARIABLE = "RLSRL_TOKEN"
 TOKEN_FILE_VARIABLE = "RLSRL_TOKEN_FILE"
 
@@ -35,6 +37,19 @@ def token_from_environment(environ: Mapping[str, str] = os.environ) -> str:
             f"no token: set {TOKEN_VARIABLE}, or {TOKEN_FILE_VARIABLE} to the path of a file that holds it"
         )
     return token
+
+
+def viewing_token_from_environment(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the viewing token beside the file of the token; empty without one.
+
+    Experiments of earlier operators and runs on one machine have none.
+    """
+    if not (path := environ.get(TOKEN_FILE_VARIABLE)):
+        return ""
+    try:
+        return Path(path).with_name(VIEWING_TOKEN_KEY).read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def token_matches(shown: str, expected: str) -> bool:

@@ -13,9 +13,11 @@ import hmac
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from types import TracebackType
 from typing import Self
+from urllib.parse import parse_qsl
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -24,6 +26,11 @@ from rlsrl.rpc.settings import AddressTaken
 
 PageHandler = Callable[[], tuple[str, bytes]]
 """Returns content type and body of a page. A thread of the server calls it. TimeoutError: the page is not ready."""
+Query = Mapping[str, str]
+"""What follows the path in a request: values by name. Of a repeated name, the last value."""
+GuardedPageHandler = Callable[[Query], tuple[str, bytes]]
+"""As ``PageHandler``, for one query. ValueError: the query is invalid; LookupError: it names nothing that exists;
+OSError: the disk failed. Their texts are part of the answer."""
 
 HEALTH_PAGE = "/healthz"
 """The path of the liveness probe."""
@@ -61,12 +68,15 @@ class MetricsServer:
         host: str,
         port: int,
         token: str,
+        viewing_token: str = "",
         pages: Mapping[str, PageHandler] | None = None,
-        guarded: Mapping[str, PageHandler] | None = None,
+        guarded: Mapping[str, GuardedPageHandler] | None = None,
         on_refused: Callable[[str], None] = lambda kind: None,  # noqa: ARG005 - by default nothing is counted
         request_seconds: float = REQUEST_SECONDS,
     ) -> None:
         """Bind and serve. ``pages`` and ``guarded`` are by path, for example ``/status``.
+
+        ``viewing_token`` opens guarded pages, too; empty: there is none.
 
         The server's thread calls ``on_refused`` for each refused request with the reason: ``token``, ``malformed``,
         ``slow`` or ``crowded``. One client has ``request_seconds``, from its connection to the end of the answer.
@@ -76,7 +86,7 @@ class MetricsServer:
             OSError: it is not an address of this host.
         """
         self._registry = registry
-        self._authorization = f"Bearer {token}".encode()
+        self._authorizations = [f"Bearer {each}".encode() for each in (token, viewing_token) if each]
         self._pages = dict(pages or {})
         self._guarded = dict(guarded or {})
         self._on_refused = on_refused
@@ -158,7 +168,7 @@ class MetricsServer:
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
         try:
             request = await reader.readuntil(b"\r\n\r\n")
-            path, headers = _parse(request)
+            path, query, headers = _parse(request)
         except asyncio.IncompleteReadError:
             return b""
         except (asyncio.LimitOverrunError, ValueError):
@@ -172,13 +182,14 @@ class MetricsServer:
         if path not in self._guarded:
             known = ", ".join(["/metrics", *self._pages, *self._guarded])
             return _error(HTTPStatus.NOT_FOUND, f"the path is unknown; the pages are {known}")
-        if not hmac.compare_digest(headers.get("authorization", b""), self._authorization):
+        shown = headers.get("authorization", b"")
+        if not any(hmac.compare_digest(shown, each) for each in self._authorizations):
             self._on_refused("token")
             return _error(
                 HTTPStatus.UNAUTHORIZED,
                 "the experiment's token is missing or wrong: send the header 'Authorization: Bearer TOKEN'",
             )
-        return await _render(self._guarded[path])
+        return await _render(partial(self._guarded[path], query))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -195,8 +206,8 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _parse(request: bytes) -> tuple[str, dict[str, bytes]]:
-    """Return path and headers of a complete GET request.
+def _parse(request: bytes) -> tuple[str, Query, dict[str, bytes]]:
+    """Return path, query and headers of a complete GET request.
 
     Raises:
         ValueError: the request is not HTTP, or its method is not GET.
@@ -211,7 +222,8 @@ def _parse(request: bytes) -> tuple[str, dict[str, bytes]]:
         if not colon:
             raise ValueError(header)
         headers[name.decode("ascii").lower()] = value.strip()
-    return path.partition("?")[0], headers
+    path, _, query = path.partition("?")
+    return path, dict(parse_qsl(query)), headers
 
 
 async def _render(page: PageHandler) -> bytes:
@@ -219,6 +231,12 @@ async def _render(page: PageHandler) -> bytes:
         content_type, body = await asyncio.to_thread(page)
     except TimeoutError:
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, "the process is not ready to answer; try again")
+    except LookupError as error:
+        return _error(HTTPStatus.NOT_FOUND, str(error))
+    except ValueError as error:
+        return _error(HTTPStatus.BAD_REQUEST, str(error))
+    except OSError as error:
+        return _error(HTTPStatus.SERVICE_UNAVAILABLE, f"the page cannot be read: {error}")
     return _response(HTTPStatus.OK, content_type, body)
 
 

@@ -1,12 +1,13 @@
-"""The HTTP server of the page. It answers GET alone, from the package and from run folders."""
+"""The HTTP server of the page. It answers GET alone, from the package and from what keeps the runs."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,8 +22,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
-from rlsrl.ui.versions import VersionTables
-from rlsrl.ui.views import NotThere, curve, find, log_lines, run_list, run_page
+from rlsrl.ui.runs import NotThere, Runs
 
 STATIC = Path(__file__).with_name("static")
 HEADERS = {
@@ -36,32 +36,38 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 OTHER_HOST = "The page is not served under this host name. `rlsrl ui --name HOST` adds one."
 
 
-def make_app(runs: Path, *, hosts: Collection[str] = LOCAL_HOSTS) -> ASGIApp:
-    """Return the application that shows the runs in a folder. ``hosts`` are the names under which it is served."""
-    tables = VersionTables()
+def make_app(runs: Runs, *, hosts: Collection[str] = LOCAL_HOSTS) -> ASGIApp:
+    """Return the application that shows the runs. ``hosts`` are the names under which it is served."""
     routes = [
         Route("/", _index),
-        Route("/api/runs", _answer(lambda _: run_list(runs))),
-        Route("/api/runs/{name}", _answer(lambda request: run_page(_run(runs, request)))),
-        Route("/api/runs/{name}/versions", _answer(lambda request: tables.of(_run(runs, request)))),
-        Route("/api/runs/{name}/curve", _answer(lambda request: _curve(_run(runs, request), request))),
-        Route(
-            "/api/runs/{name}/logs/{log}",
-            _answer(lambda request: log_lines(_run(runs, request), request.path_params["log"])),
-        ),
+        Route("/api/runs", _answer(lambda _: runs.rows())),
+        Route("/api/runs/{name}", _answer(lambda request: runs.page(**request.path_params))),
+        Route("/api/runs/{name}/versions", _answer(lambda request: runs.versions(**request.path_params))),
+        Route("/api/runs/{name}/curve", _answer(lambda request: runs.curve(**request.path_params, **_place(request)))),
+        Route("/api/runs/{name}/logs/{log}", _answer(lambda request: runs.log(**request.path_params))),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     return GuardedApp(Starlette(routes=routes), hosts=hosts)
 
 
-def serve(runs: Path, *, host: str, port: int, names: Collection[str], on_start: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C. ``on_start`` gets the address.
+def serve(
+    open_runs: Callable[[], AbstractAsyncContextManager[Runs]],
+    *,
+    host: str,
+    port: int,
+    names: Collection[str],
+    on_start: Callable[[str], None],
+) -> None:
+    """Serve until Ctrl-C or SIGTERM. ``on_start`` gets the address.
 
     Args:
+        open_runs: opens what keeps the runs, in the server's event loop.
+        host: the address where it listens.
+        port: its port; 0: any free one.
         names: further host names under which the page is served, in lower case.
 
     Raises:
-        OSError: the address cannot be used.
+        OSError: the address cannot be used, or ``open_runs`` failed.
     """
     import socket
 
@@ -70,12 +76,18 @@ def serve(runs: Path, *, host: str, port: int, names: Collection[str], on_start:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
         bound, number = listener.getsockname()[:2]
-        app = make_app(runs, hosts={*LOCAL_HOSTS, host.lower(), bound, *names})
+        hosts = {*LOCAL_HOSTS, host.lower(), bound, *names}
         # 0.0.0.0 and :: are all addresses of the machine: no browser reaches the page under them.
         shown = next(iter(names), bound) if ipaddress.ip_address(bound).is_unspecified else bound
         on_start(f"http://{f'[{shown}]' if ':' in shown else shown}:{number}/")
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, workers=1))
-        server.run(sockets=[listener])
+
+        async def run() -> None:
+            async with open_runs() as runs:
+                app = make_app(runs, hosts=hosts)
+                config = uvicorn.Config(app, log_level="warning", access_log=False, workers=1)
+                await uvicorn.Server(config).serve(sockets=[listener])
+
+        asyncio.run(run())
 
 
 class GuardedApp:
@@ -125,29 +137,27 @@ def _finite(value: Any) -> Any:
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _answer(make: Callable[[Request], Any]) -> Callable[[Request], Response]:
-    """Return an endpoint that Starlette calls in a thread: it reads files."""
-    return partial(_json, make)
+def _answer(make: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that answers with what ``make`` returns."""
 
+    async def endpoint(request: Request) -> Response:
+        try:
+            return SafeJson(await make(request))
+        except NotThere as error:
+            raise HTTPException(404, str(error)) from error
+        except OSError as error:
+            raise HTTPException(503, str(error)) from error
 
-def _json(make: Callable[[Request], Any], request: Request) -> Response:
-    try:
-        return SafeJson(make(request))
-    except NotThere as error:
-        raise HTTPException(404, str(error)) from error
+    return endpoint
 
 
 def _index(_: Request) -> Response:
     return FileResponse(STATIC / "index.html")
 
 
-def _run(runs: Path, request: Request) -> Path:
-    return find(runs, request.path_params["name"])
-
-
-def _curve(run: Path, request: Request) -> dict[str, Any]:
-    try:
-        after = int(request.query_params.get("after", "0"))
-    except ValueError as error:
-        raise HTTPException(400, "after is a number of bytes") from error
-    return curve(run, after, request.query_params.get("file", ""))
+def _place(request: Request) -> dict[str, Any]:
+    """Return the place in a learning curve's file that a request asks for."""
+    after = request.query_params.get("after", "0")
+    if not (after.isascii() and after.isdigit()):
+        raise HTTPException(400, "after is a number of bytes")
+    return {"after": int(after), "file_id": request.query_params.get("file", "")}

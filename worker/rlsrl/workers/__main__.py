@@ -32,7 +32,7 @@ from rlsrl.api.live import with_settings
 from rlsrl.api.resolved import CoordinatorConfig, RoleConfig
 from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.roles import ROLES, STREAMS, role_named
-from rlsrl.rpc.auth import TokenMissing, token_from_environment
+from rlsrl.rpc.auth import TokenMissing, token_from_environment, viewing_token_from_environment
 from rlsrl.rpc.settings import AddressTaken
 from rlsrl.rpc.tls import Tls, tls_from_environment
 from rlsrl.runtime.addresses import followed_roles, own_address
@@ -159,6 +159,7 @@ def _coordinate(config: CoordinatorConfig, printed: PrintedText | None) -> None:
     _log(config, COORDINATOR, 0)
     worker = CoordinatorWorker(
         token=token_from_environment(),
+        viewing_token=viewing_token_from_environment(),
         tls=tls_from_environment(),
         metrics=Metrics(CollectorRegistry()),
         log=structlog.stdlib.get_logger(COORDINATOR),

@@ -2,8 +2,8 @@
 
 The main thread only supervises. One thread runs the event loop of the gRPC server, which serves ``CoordinatorService``
 and ``ParameterService``; further threads read and write the disk. Another thread answers HTTP: ``/status``,
-``/healthz``, ``/readyz`` and ``/metrics``. No samples pass through the coordinator, and workers continue while it is
-absent.
+``/healthz``, ``/readyz``, ``/metrics`` and the pages of ``coordinator_pages``. No samples pass through the coordinator,
+and workers continue while it is absent.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from rlsrl.rpc.v1.coordinator_pb2_grpc import (
 )
 from rlsrl.runtime.addresses import forwarded_address, own_address
 from rlsrl.runtime.durable import make_folder
-from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, healthy
+from rlsrl.runtime.exposition import HEALTH_PAGE, READY_PAGE, MetricsServer, Query, healthy
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.printed_text import PrintedText
 from rlsrl.runtime.worker import PollResult, Worker
 from rlsrl.workers.build.parameters import open_objects, open_parameter_store
+from rlsrl.workers.coordinator_pages import CoordinatorPages
 from rlsrl.workers.coordinator_service import EXIT_SECONDS, CoordinatorService, RoleSettings
 from rlsrl.workers.coordinator_state import take_over
 from rlsrl.workers.kept_logs import LOGS_FOLDER, KeptLogs, LogCopies
@@ -50,6 +51,7 @@ from rlsrl.workers.learning_curve import LearningCurve
 from rlsrl.workers.log_service import LogService
 from rlsrl.workers.row_service import RowService
 from rlsrl.workers.status import ExperimentInfo
+from rlsrl.workers.version_table import VersionTable
 from rlsrl.workers.wandb_mirror import WandbMirror
 from rlsrl.workers.wandb_process import Options
 
@@ -72,15 +74,20 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         self,
         *,
         token: str,
+        viewing_token: str = "",
         metrics: Metrics,
         log: structlog.stdlib.BoundLogger,
         tls: Tls | None = None,
         printed: PrintedText | None = None,
     ) -> None:
-        """``printed`` collects what this process prints, if it belongs to the kept logs."""
+        """``viewing_token`` opens the pages for those who look; empty: there is none.
+
+        ``printed`` collects what this process prints, if it belongs to the kept logs.
+        """
         super().__init__(log=log)
         self._printed = printed
         self._token = token
+        self._viewing_token = viewing_token
         self._tls = tls
         self._metrics = metrics
         self._server: CoordinatorServer | None = None
@@ -130,17 +137,18 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             db = open_parameter_store(config.parameter_store)
             withdraw_failure(db, POLICY_NAME, first_attempt=config.first_attempt)
         self._curve = LearningCurve(folder, now=self._clock.time(), log=self._log)
+        logs = KeptLogs(folder / LOGS_FOLDER, log=self._log)
         host, _, port = own_address(config.http_address).rpartition(":")
         self._http = MetricsServer(
             self._metrics.registry,
             host=host,
             port=int(port),
             token=self._token,
+            viewing_token=self._viewing_token,
             pages={HEALTH_PAGE: self._health_page, READY_PAGE: self._health_page},
-            guarded={"/status": self._status_document},
+            guarded={"/status": self._status_document, **self._pages(config, logs).by_path()},
             on_refused=lambda kind: self._metrics.strangers_refused.labels(kind=kind).inc(),
         )
-        logs = KeptLogs(folder / LOGS_FOLDER, log=self._log)
         self._videos = self._kept_videos(config, self._curve)
         endpoints = {"http": "{}:{}".format(*self._http.address)}
         self._server = CoordinatorServer(
@@ -186,6 +194,11 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             clock=self._clock,
             log=self._log,
         )
+
+    def _pages(self, config: CoordinatorConfig, logs: KeptLogs) -> CoordinatorPages:
+        store = config.parameter_store
+        table = VersionTable(open_parameter_store(store), folder=Path(store.folder or ""), clock=self._clock)
+        return CoordinatorPages(Path(config.record_folder), run_uid=config.run_uid, logs=logs, versions=table)
 
     def _kept_videos(self, config: CoordinatorConfig, curve: LearningCurve) -> KeptVideos:
         """Return where videos go: into files that stay, or pass through to W&B if no folder outlives this process."""
@@ -252,7 +265,8 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             options, log=self._log, on_failed=failures.inc, on_lost=lost.inc, on_lost_videos=not_shown.inc
         )
 
-    def _status_document(self) -> tuple[str, bytes]:
+    def _status_document(self, query: Query) -> tuple[str, bytes]:
+        del query
         return "application/json", json.dumps(self._ask_status(), indent=1).encode()
 
     def _health_page(self) -> tuple[str, bytes]:

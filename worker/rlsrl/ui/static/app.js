@@ -51,7 +51,7 @@ function showList(view, problem) {
   where.textContent = "";
   document.title = "Runs - rlsrl";
   const body = element("tbody", {});
-  const none = element("p", { hidden: true }, "There are no runs in this folder yet: `rlsrl run experiment.yaml` begins one.");
+  const none = element("p", { hidden: true }, "There are no runs yet. `rlsrl run experiment.yaml` begins one on a machine, `kubectl apply -f experiment.yaml` on a cluster.");
   const heads = [["Run"], ["State"], ["Mean return", 1], ["Env steps", 1], ["Steps/s", 1], ["Changed"]];
   const head = heads.map(([text, isNumber]) => element("th", { scope: "col", class: isNumber ? "number" : "" }, text));
   main.replaceChildren(
@@ -82,10 +82,13 @@ function showRun(view, name) {
   const versions = element("tbody", {}), unread = element("div", {}), ledger = element("tbody", {});
   const log = element("pre", { tabindex: "0", "aria-label": "last lines of the log" }), logs = element("select", { id: "log" });
   const text = element("pre", { tabindex: "0", "aria-label": "experiment" });
+  const conditions = element("section", {}), conditionsBody = element("tbody", {});
   const table = (heads, body) => element("div", { class: "scroll" }, element("table", {},
     element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))), body));
+  conditions.replaceChildren(element("h2", {}, "Conditions"),
+    table(["Condition", "Status", "Reason", "Since", "Message", "What to do"], conditionsBody));
   main.replaceChildren(
-    element("h1", {}, name), facts, troubles, goals,
+    element("h1", {}, name), facts, troubles, goals, conditions,
     element("h2", {}, "Workers"), roles,
     element("p", { class: "legend" },
       element("span", { class: "swatch busy" }), "works", element("span", { class: "swatch wait" }), "waits",
@@ -112,6 +115,13 @@ function showRun(view, name) {
     settle(troubles, ...page.problems.map((problem) =>
       element("p", { class: `problems ${problem.startsWith("FAILED") ? "failed" : ""}` }, problem)));
     settle(goals, ...page.goals.map(goalLine));
+    conditions.hidden = page.conditions.length === 0;
+    rows(conditionsBody, page.conditions, (condition) => [
+      element("th", { scope: "row" }, condition.type), element("td", {}, condition.status),
+      element("td", {}, element("span", { class: condition.isTrouble ? "trouble" : "" }, condition.reason)),
+      element("td", {}, ago(condition.since)), element("td", { class: "text" }, condition.message),
+      element("td", { class: "text" }, condition.cure),
+    ], (condition) => condition.type);
     picture(roles, page.roles);
     rows(rolesBody, workersOf(page.roles), (worker) => [
       element("th", { scope: "row" }, `${worker.role} ${worker.index ?? ""}`), element("td", {}, worker.state),
@@ -199,7 +209,7 @@ async function more(path, curve) {
       if (row.role === "trainer") curve.rows.push(row);
       if (row.role === "evaluator") curve.evaluated.set(row.step, row); // an evaluation that is repeated counts once
     }
-    isFull = answer.next !== curve.next && answer.rows.length > 1000;
+    isFull = answer.more && answer.next !== curve.next;
     [curve.next, curve.file] = [answer.next, answer.file];
   }
 }

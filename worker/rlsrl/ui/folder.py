@@ -1,19 +1,20 @@
-"""What the page shows of the runs in a folder, as JSON values. Reads files alone, also those of runs that train."""
+"""The runs in a folder. Reads files alone, also those of runs that train."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from rlsrl.api.role_names import TRAINER
+from typing_extensions import override
+
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.edits import recorded_experiment
-from rlsrl.local.goals import goals, time_left
 from rlsrl.local.run_folder import (
     LOCK,
     METRICS,
@@ -27,30 +28,52 @@ from rlsrl.local.run_folder import (
 )
 from rlsrl.local.run_record import RunRecord
 from rlsrl.local.status_file import read_status
-from rlsrl.local.worker_report import activity, mapping, number, objects, reports_of, state, troubles
-from rlsrl.runtime.activity import stage_of
-from rlsrl.runtime.coordination import WorkerState
+from rlsrl.local.worker_report import mapping, number, troubles
+from rlsrl.ui.runs import NotThere, Row, Runs
+from rlsrl.ui.status_document import goals_of, ledger_of, roles_of, shown_lines, totals_of
+from rlsrl.ui.versions import VersionTables
+from rlsrl.workers.curve_rows import rows_after
+
+T = TypeVar("T")
 
 LOGS = "logs"
 """The folder of the workers' logs in a run folder."""
-MAX_ROWS = 5000
-"""Rows of a learning curve in one answer."""
-MAX_CURVE_BYTES = 8 * 1024 * 1024
-"""Bytes of a curve's file that are read for one answer."""
 MAX_LOG_BYTES = 256 * 1024
 """Bytes at the end of a log that are read."""
-MAX_WORKERS = 2000
-"""Workers that are listed of a role; of more, those that do not run come first."""
-RUNNING_STATES = frozenset({*WorkerState, "starting"})
-"""States of workers that run; silent workers and those that are gone do not."""
-SHOWN_LINES = 200
-"""Last lines of a log that are shown."""
 LATE_SECONDS = 5.0
 """Age from which the status of a live run is late, as in ``rlsrl top``."""
 
 
-class NotThere(LookupError):
-    """The folder has no such run or log."""
+class FolderRuns(Runs):
+    """The runs in one folder, which are known by the names of theirs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._version_tables = VersionTables()
+
+    @override
+    async def rows(self) -> list[Row]:
+        return await asyncio.to_thread(run_list, self._folder)
+
+    @override
+    async def page(self, name: str) -> Row:
+        return await self._read(name, run_page)
+
+    @override
+    async def versions(self, name: str) -> Row:
+        return await self._read(name, self._version_tables.of)
+
+    @override
+    async def curve(self, name: str, after: int, file_id: str) -> Row:
+        return await self._read(name, lambda run: curve(run, after, file_id))
+
+    @override
+    async def log(self, name: str, log: str) -> list[str]:
+        return await self._read(name, lambda run: log_lines(run, log))
+
+    async def _read(self, name: str, read: Callable[[Path], T]) -> T:
+        """Read a run's files in a thread."""
+        return await asyncio.to_thread(lambda: read(find(self._folder, name)))
 
 
 def run_names(folder: Path) -> list[str]:
@@ -97,36 +120,21 @@ def run_page(run: Path) -> dict[str, Any]:
     return {
         **_row_of(run, seen),
         "problems": problems,
-        "goals": _goals(experiment, document) if is_live and experiment is not None else [],
+        "conditions": [],
+        "goals": goals_of(experiment.spec.stop, document) if is_live and experiment is not None else [],
         "goalReturn": None if experiment is None else experiment.spec.stop.return_mean,
-        "totals": {name: value for name, value in mapping(document, "totals").items() if _is_plain(value)},
+        "totals": totals_of(document),
         "statusAge": age,
-        "roles": {role: _role(document, role, is_live=is_live) for role in mapping(document, "roles")},
-        "ledger": _ledger(mapping(ledgers[0], "ledger") or mapping(ledgers[1], "ledger")),
+        "roles": roles_of(document, is_live=is_live),
+        "ledger": ledger_of(mapping(ledgers[0], "ledger") or mapping(ledgers[1], "ledger")),
         "logs": sorted(path.name for path in (run / LOGS).glob("*") if path.is_file()),
         "experiment": _text(run / RESOLVED_EXPERIMENT),
     }
 
 
 def curve(run: Path, after: int, file_id: str = "") -> dict[str, Any]:
-    """Return rows of the learning curve from the byte ``after`` of its file on, and where to go on.
-
-    ``file_id`` is that of the answer before; empty in the first question. If the file is shorter or another one, the
-    folder has another run by now: the answer begins anew and says so.
-    """
-    try:
-        with (run / METRICS).open("rb") as file:
-            found_id = f"{_run_uid(run)}-{os.fstat(file.fileno()).st_ino}"
-            size = file.seek(0, 2)
-            is_anew = not 0 <= after <= size or file_id not in ("", found_id)
-            begin = 0 if is_anew else after
-            file.seek(begin)
-            data = file.read(MAX_CURVE_BYTES)
-    except FileNotFoundError:
-        return {"next": 0, "file": "", "anew": after > 0, "rows": []}
-    lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)[:MAX_ROWS]
-    rows = [row for line in lines if (row := _curve_row(line)) is not None]
-    return {"next": begin + sum(map(len, lines)), "file": found_id, "anew": is_anew, "rows": rows}
+    """Return what ``rows_after`` returns of the run's learning curve."""
+    return rows_after(run / METRICS, after, file_id, run_uid=_run_uid(run))
 
 
 def log_lines(run: Path, name: str) -> list[str]:
@@ -139,8 +147,7 @@ def log_lines(run: Path, name: str) -> list[str]:
         raise NotThere(f"{run.name} has no log {name!r}")
     with (run / LOGS / name).open("rb") as file:
         file.seek(max(0, file.seek(0, 2) - MAX_LOG_BYTES))
-        text = file.read().decode(errors="replace")
-    return [_log_line(line) for line in text.splitlines()[-SHOWN_LINES:]]
+        return shown_lines(file.read().decode(errors="replace"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,14 +197,6 @@ def _state(seen: _Seen) -> str:
     return "not finished" if seen.record.attempt else "not started"
 
 
-def _ledger(counts: Mapping[str, Any]) -> dict[str, float]:
-    """Return the counts by name; those with several causes as their sum."""
-    numbers = {name: sum(value.values()) if isinstance(value, dict) else value for name, value in counts.items()}
-    return {
-        name: value for name, value in numbers.items() if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-
-
 def _late(age: float | None) -> list[str]:
     is_late = age is not None and age > LATE_SECONDS
     return [f"the status is {age:.0f} s old: the coordinator does not answer"] if is_late else []
@@ -206,67 +205,6 @@ def _late(age: float | None) -> list[str]:
 def _failure(summary: Mapping[str, Any]) -> list[str]:
     failure = summary.get("failure")
     return [f"FAILED: {failure}"] if failure else []
-
-
-def _goals(experiment: RLExperiment, document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    totals = mapping(document, "totals")
-    trained = [number(mapping(report, "stats"), "train_seconds") for report in reports_of(document, TRAINER)]
-    found = goals(experiment.spec.stop, totals, next((each for each in trained if each is not None), 0.0))
-    left = time_left(found)
-    listed = [
-        {"label": goal.label, "fraction": goal.fraction, "current": goal.current, "target": goal.target}
-        for goal in found
-    ]
-    return [*listed, *([{"label": left}] if left else [])]
-
-
-def _role(document: Mapping[str, Any], role: str, *, is_live: bool) -> dict[str, Any]:
-    """Return the workers of a role, then those that have left; of a run that has ended, all have ended."""
-    reports = reports_of(document, role)
-    gone = [{**each, "state": "gone"} for each in objects(document, "gone") if each.get("role") == role]
-    workers = [_worker(report) for report in (*reports, *gone)]
-    if not is_live:
-        ended = {"state": "ended", "runs": True, "busy": None, "waits": {}, "perSecond": None}
-        workers = [{**worker, **ended} for worker in workers]
-    rates = [worker["perSecond"] for worker in workers if worker["perSecond"] is not None]
-    if len(workers) > MAX_WORKERS:
-        workers = sorted(workers, key=lambda worker: worker["runs"])[:MAX_WORKERS]
-    return {"number": len(reports), "perSecond": sum(rates) if rates else None, "workers": workers}
-
-
-def _worker(report: Mapping[str, Any]) -> dict[str, Any]:
-    shares = activity([report])
-    waits = {name: share for name, share in shares.items() if stage_of(name) is None}
-    worker_state = "gone" if report.get("state") == "gone" else state(report)
-    return {
-        "index": report.get("index"),
-        "state": worker_state,
-        "runs": worker_state in RUNNING_STATES,
-        "busy": sum(share for name, share in shares.items() if name not in waits) if shares else None,
-        "waits": waits,
-        "waitsFor": str(report.get("waiting_for") or ""),
-        "version": str(report.get("version") or ""),
-        "perSecond": number(mapping(report, "stats"), "samples_per_second"),
-    }
-
-
-def _curve_row(line: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-        scalars = {name: each for name, each in value["scalars"].items() if isinstance(each, int | float)}
-        return {"step": int(value["step"]), "role": str(value["role"]), "scalars": scalars}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
-
-
-def _log_line(line: str) -> str:
-    """Return an event in one line; other lines as they are."""
-    try:
-        event = json.loads(line)
-        head = f"{event.pop('timestamp', '')} {event.pop('level', '')} {event.pop('event', '')}"
-    except (AttributeError, TypeError, ValueError):
-        return line
-    return " ".join([head.strip(), *(f"{name}={value}" for name, value in event.items())])
 
 
 def _experiment(run: Path) -> RLExperiment | None:
@@ -342,7 +280,3 @@ def _changed_at(run: Path) -> float:
         except OSError:
             continue
     return max(times, default=0.0)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, int | float | str)

@@ -14,7 +14,9 @@ import pytest
 from rlsrl.local.run_folder import LOCK, METRICS, RECORD, STATUS, SUMMARY
 from rlsrl.local.run_record import RunRecord, Span
 from rlsrl.testing.stored_runs import CARTPOLE, make_run
-from rlsrl.ui.views import MAX_WORKERS, NotThere, curve, find, log_lines, run_list, run_names, run_page
+from rlsrl.ui.folder import curve, find, log_lines, run_list, run_names, run_page
+from rlsrl.ui.runs import NotThere
+from rlsrl.ui.status_document import MAX_WORKERS
 
 WORKER = {
     "index": 0,
@@ -141,7 +143,8 @@ def test_the_curve_goes_on_where_the_last_answer_ended(run: Path) -> None:
     assert [each["step"] for each in first["rows"]] == [1, 2]
     assert first["rows"][0]["scalars"] == {"return_mean": 1}, "what is no number is left out"
     file_id = first["file"]
-    assert curve(run, first["next"], file_id) == {"next": first["next"], "file": file_id, "anew": False, "rows": []}
+    same = {"next": first["next"], "file": file_id, "anew": False, "more": False, "rows": []}
+    assert curve(run, first["next"], file_id) == same
     with (run / METRICS).open("a") as file:
         file.write(row(3) + "no JSON\n" + row(4)[:-5])
     second = curve(run, first["next"], file_id)
@@ -153,7 +156,7 @@ def test_the_curve_goes_on_where_the_last_answer_ended(run: Path) -> None:
     anew = curve(run, second["next"], file_id)
     assert (anew["anew"], [each["step"] for each in anew["rows"]]) == (True, [1]), "another run has the folder now"
     (run / METRICS).unlink()
-    assert curve(run, 5, file_id) == {"next": 0, "file": "", "anew": True, "rows": []}
+    assert curve(run, 5, file_id) == {"next": 0, "file": "", "anew": True, "more": False, "rows": []}
 
 
 def test_the_curve_of_a_fresh_run_begins_anew_however_long_it_is(run: Path) -> None:
