@@ -12,7 +12,9 @@ let shown = 0; // number of the view that is shown: answers of earlier ones are 
 
 async function ask(path) {
   const answer = await fetch(path);
-  if (!answer.ok) throw new Error(answer.status === 404 ? "there is no such run" : `the server answers ${answer.status}`);
+  if (answer.status === 404) throw new Error("there is no such run");
+  if (answer.status === 503) throw new Error(await answer.text());
+  if (!answer.ok) throw new Error(`the server answers ${answer.status}`);
   return answer.json();
 }
 
