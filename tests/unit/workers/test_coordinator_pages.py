@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,21 @@ from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.data.version import Version
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.objects import StoreUnreachable
+from rlsrl.parameters.protocols import VersionInfo
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.memory_parameter_db import MemoryParameterDB
 from rlsrl.testing.parameter_dbs import make_parameters
-from rlsrl.workers.coordinator_pages import CURVE_PAGE, LOG_BYTES, LOG_PAGE, LOGS_PAGE, VERSIONS_PAGE, CoordinatorPages
+from rlsrl.testing.waiting import until
+from rlsrl.workers.coordinator_pages import (
+    CURVE_PAGE,
+    LOG_BYTES,
+    LOG_PAGE,
+    LOGS_PAGE,
+    MAX_PAGES,
+    VERSIONS_PAGE,
+    CoordinatorPages,
+)
 from rlsrl.workers.curve_rows import MAX_BYTES, rows_after
 from rlsrl.workers.kept_logs import KeptLogs, LogName
 from rlsrl.workers.learning_curve import METRICS_FILE
@@ -106,6 +118,37 @@ def test_a_store_that_cannot_be_read_is_a_failure_of_the_page(tmp_path: Path, lo
     pages = CoordinatorPages(tmp_path, run_uid="run-1", logs=logs, versions=table)
     with pytest.raises(OSError, match="the bucket does not answer"):
         ask(pages, VERSIONS_PAGE)
+
+
+def test_a_store_that_hangs_takes_few_threads(tmp_path: Path, logs: KeptLogs) -> None:
+    """The threads that answer the kubelet are the same ones."""
+    asked, answered = threading.Semaphore(0), threading.Event()
+
+    class Hanging(MemoryParameterDB):
+        def versions(self, policy: str) -> list[VersionInfo]:
+            asked.release()
+            answered.wait()
+            return []
+
+    table = VersionTable(Hanging(), folder=tmp_path, clock=ManualClock())
+    pages = CoordinatorPages(tmp_path, run_uid="run-1", logs=logs, versions=table)
+    with ThreadPoolExecutor() as threads:
+        try:
+            reading = [threads.submit(ask, pages, VERSIONS_PAGE) for _ in range(MAX_PAGES)]
+            assert asked.acquire(timeout=60)
+            until(lambda: is_busy(pages), "all reads that are allowed hang")
+        finally:
+            answered.set()
+        assert [each.result() for each in reading] == [[]] * MAX_PAGES
+    assert ask(pages, LOGS_PAGE) == []
+
+
+def is_busy(pages: CoordinatorPages) -> bool:
+    try:
+        ask(pages, LOGS_PAGE)
+    except OSError as error:
+        return "try again" in str(error)
+    return False
 
 
 def test_logs_are_known_by_name_and_never_by_path(pages: CoordinatorPages, logs: KeptLogs, tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ token, which opens these pages and nothing else.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from rlsrl.workers.version_table import VersionTable
 
 CURVE_PAGE, VERSIONS_PAGE, LOGS_PAGE, LOG_PAGE = "/curve", "/versions", "/logs", "/log"
 """The paths: rows after a place, all versions, the names of the logs, and the end of one log."""
+MAX_PAGES = 4
+"""Pages that are read at a time. A disk or a store that hangs must not take the threads that answer the kubelet."""
 LOG_BYTES = 64 * 1024
 """Bytes at the end of a log that are shown."""
 
@@ -33,15 +37,25 @@ class CoordinatorPages:
         self._run_uid = run_uid
         self._kept_logs = logs
         self._version_table = versions
+        self._free = threading.BoundedSemaphore(MAX_PAGES)
 
     def by_path(self) -> Mapping[str, GuardedPageHandler]:
         """Return each page's handler."""
-        return {
+        pages = {
             CURVE_PAGE: self._curve,
             VERSIONS_PAGE: self._versions,
             LOGS_PAGE: self._logs,
             LOG_PAGE: self._log,
         }
+        return {path: partial(self._read, page) for path, page in pages.items()}
+
+    def _read(self, page: GuardedPageHandler, query: Query) -> tuple[str, bytes]:
+        if not self._free.acquire(blocking=False):
+            raise OSError(f"{MAX_PAGES} others are being read; try again")
+        try:
+            return page(query)
+        finally:
+            self._free.release()
 
     def _curve(self, query: Query) -> tuple[str, bytes]:
         """``after`` and ``file`` are those of ``rows_after``."""
