@@ -57,7 +57,8 @@ class _Operator:
         enter, metrics = self._resources.enter_async_context, self._metrics
         await enter(serving(metrics.registry, host=_EVERYWHERE, port=self._metrics_port))
         cluster = await enter(connect(on_write=metrics.count_write))
-        session = await enter(aiohttp.ClientSession())
+        # One coordinator's cookies would go to all.
+        session = await enter(aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()))
         key = await read_key(cluster, self._settings.key_secret)
         if (place := self._settings.viewing_key_secret) is not None:
             await publish_viewing_key(cluster, place, key)

@@ -62,7 +62,7 @@ def way_to_source(context: ExperimentContext, key: bytes) -> Manifest | None:
 
 
 def viewing_key(key: bytes) -> str:
-    """Return the key from which viewing tokens follow: HMAC-SHA-256 in hexadecimal. It does not tell ``key``."""
+    """Return the key from which viewing tokens follow: an HMAC-SHA-256 of ``key``, in hexadecimal."""
     return hmac.new(key, _VIEWING, hashlib.sha256).hexdigest()
 
 

@@ -25,7 +25,6 @@ Install = Callable[[str], AbstractContextManager[None]]
 VALUES = {
     "images": {"tag": TAG},
     "operator": {"statusSeconds": 1},
-    "ui": {"enabled": True},
     "roles": {
         # Ranks on nodes of their own: what goes between them crosses a network.
         "trainer": {

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Collection, Iterator, Mapping
@@ -15,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.select import Select
 
 from rlsrl.local.run_folder import LOCK, METRICS, RECORD, STATUS
+from rlsrl.testing.browser import chromium, complaints, text_of
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk, rlsrl_command
 from rlsrl.testing.waiting import until
 
@@ -33,20 +32,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module", params=["light", "dark"])
 def browser(request: pytest.FixtureRequest) -> Iterator[WebDriver]:
-    """Debian's Chromium, which reaches this machine alone."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or "chromium"
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1000"):
-        options.add_argument(argument)
-    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    features = [{"name": "prefers-color-scheme", "value": request.param}]
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    try:
-        yield driver
-    finally:
-        driver.quit()
+    with chromium(request.param) as browser:
+        yield browser
 
 
 @contextlib.contextmanager
@@ -65,15 +52,6 @@ def page(folder: Path) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
-
-
-def text_of(browser: WebDriver, selector: str = "main") -> str:
-    return browser.find_element(By.CSS_SELECTOR, selector).text
-
-
-def complaints(browser: WebDriver) -> list[str]:
-    """Return what the browser complains about: failed requests, blocked content, exceptions."""
-    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
 
 def test_a_run_is_followed_from_the_list_to_its_death(browser: WebDriver, tmp_path: Path) -> None:

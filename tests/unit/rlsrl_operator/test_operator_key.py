@@ -11,7 +11,8 @@ from operator_world import ApiServer
 
 from rlsrl.api.tokens import viewing_token
 from rlsrl.testing.documents import minimal
-from rlsrl_operator.cluster import Cluster
+from rlsrl_operator.cluster import Cluster, ResourceConflict
+from rlsrl_operator.manifests import Manifest
 from rlsrl_operator.operator_key import own_token_secret, publish_viewing_key, read_key, token_of, viewing_key
 from rlsrl_operator.settings import SecretName
 from rlsrl_operator.testing import UID, context_of
@@ -52,15 +53,15 @@ def test_a_viewing_key_of_another_operator_is_reported() -> None:
 
 
 def test_an_operator_that_is_faster_has_stored_the_same_key() -> None:
+    class Raced(Cluster):
+        async def create(self, manifest: Manifest) -> Manifest:
+            await super().create(manifest)  # the other one's
+            raise ResourceConflict(f"Secret {manifest['metadata']['name']} exists")
+
     server = ApiServer()
-
-    def race(kind: str) -> None:
-        server.meanwhile = lambda kind: None
-        asyncio.get_running_loop().create_task(publish_viewing_key(cluster_of(server), PAGE_SECRET, b"key"))
-
-    server.meanwhile = race
     with structlog.testing.capture_logs() as logs:
-        asyncio.run(publish_viewing_key(cluster_of(server), PAGE_SECRET, b"key"))
+        cluster = Raced(cast("Any", server), on_write=lambda kind, verb: None)
+        asyncio.run(publish_viewing_key(cluster, PAGE_SECRET, b"key"))
     assert logs == []
     assert value_of(server, PAGE_SECRET) == viewing_key(b"key")
 

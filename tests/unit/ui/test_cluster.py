@@ -15,6 +15,7 @@ import pytest
 import structlog
 from aiohttp.abc import AbstractResolver, ResolveResult
 from prometheus_client import CollectorRegistry
+from yarl import URL
 
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.tokens import viewing_token
@@ -27,8 +28,10 @@ from rlsrl.testing.documents import minimal
 from rlsrl.testing.parameter_dbs import make_parameters
 from rlsrl.ui.api_server import ExperimentSource
 from rlsrl.ui.cluster import ClusterRuns
-from rlsrl.ui.coordinators import MAX_ANSWER_BYTES, CoordinatorAway, Coordinators
+from rlsrl.ui.coordinators import MAX_STATUS_BYTES, CoordinatorAway, Coordinators, open_session
 from rlsrl.ui.runs import NotThere, Row
+from rlsrl.ui.server import SafeJson
+from rlsrl.ui.status_document import MAX_REPORTS, MAX_WORKERS
 from rlsrl.workers.coordinator_pages import CoordinatorPages
 from rlsrl.workers.kept_logs import KeptLogs, LogName
 from rlsrl.workers.learning_curve import METRICS_FILE
@@ -184,6 +187,8 @@ def test_without_a_pod_no_coordinator_is_asked(cluster: Cluster, phase: str) -> 
     assert (page["state"], page["problems"], page["roles"]) == (phase.lower(), [], {})
     assert cluster.ask(lambda runs: runs.versions("research:balance")) == {"versions": [], "problem": None}
     assert cluster.ask(lambda runs: runs.curve("research:balance", 7, "f"))["next"] == 7
+    with pytest.raises(NotThere):
+        cluster.ask(lambda runs: runs.log("research:balance", "actor-0"))
     assert cluster.resolver.asked == set()
 
 
@@ -204,11 +209,10 @@ def refusing(status: Exception) -> GuardedPageHandler:
 @pytest.mark.parametrize(
     ("page", "problem"),
     [
-        (lambda query: ("application/json", b"{"), "the coordinator's answer is no JSON"),
-        (lambda query: ("application/json", b"[" * 100_000), "the coordinator's answer is no JSON"),
-        (lambda query: ("application/json", b"[]"), "the coordinator's answer has another form"),
+        (lambda query: ("application/json", b"{"), "the coordinator's answer is invalid JSON"),
+        (lambda query: ("application/json", b"[" * 100_000), "the coordinator's answer is invalid JSON"),
         (lambda query: ("text/html", b"<script>"), "the coordinator's answer cannot be used: 200 text/html"),
-        (lambda query: ("application/json", b" " * (MAX_ANSWER_BYTES + 1)), "is longer than 8,388,608 bytes"),
+        (lambda query: ("application/json", b" " * (MAX_STATUS_BYTES + 1)), "is longer than 8,388,608 bytes"),
         (refusing(OSError("the disk is gone")), "the coordinator's answer cannot be used: 503 text/plain"),
     ],
 )
@@ -221,6 +225,73 @@ def test_an_answer_that_cannot_be_used_leaves_the_rest_of_the_page(
     assert problem in found["problems"][0]
     assert (found["roles"], found["statusAge"]) == ({}, None)
     assert found["experiment"]
+
+
+def deep(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        b"[]",
+        b'"text"',
+        b'{"totals": {"env_steps": -Infinity, "env_steps_per_second": 1e300, "return_mean": NaN}}',
+        b'{"totals": {"env_steps": %s}, "ledger": {"lost": {"a": %s, "b": 0.5}}}' % (b"9" * 400, b"9" * 400),
+        b'{"totals": {"env_steps": 1e308, "env_steps_per_second": 1e-308}, "ledger": {"a": 1e308, "b": [1]}}',
+        b'{"roles": {"actor": [{"index": %s, "version": %s, "activity": {"credit": %s}}]}}' % ((deep(300),) * 3),
+        b'{"roles": {"actor": 7, "trainer": [7, {"state": {}, "stats": []}]}, "gone": [{"role": "trainer"}]}',
+        b'{"stall": {"seconds": 1, "reasons": [[]]}, "paused": {"text": 7}, "environment_calls": [{"text": []}]}',
+    ],
+)
+def test_odd_values_of_a_coordinator_end_neither_the_page_nor_its_json(cluster: Cluster, status: bytes) -> None:
+    cluster.status = status
+    page = cluster.page()
+    assert page["name"] == "research:balance"
+    assert SafeJson(page).body
+
+
+def test_more_workers_than_a_run_can_have_are_not_read(cluster: Cluster) -> None:
+    cluster.status = b'{"roles": {"actor": [%s]}}' % b",".join([b"{}"] * (MAX_REPORTS + 1))
+    role = cluster.page()["roles"]["actor"]
+    assert (role["number"], len(role["workers"])) == (MAX_REPORTS, MAX_WORKERS)
+
+
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        (b"[]", {"next": 5, "more": False}),
+        (b'{"next": "x", "more": true}', {"next": 5, "more": False}),
+        (b'{"next": -1}', {"next": 5, "more": False}),
+        (b'{"next": 5, "more": true, "rows": []}', {"next": 5, "more": False}),
+        (b'{"next": 0, "more": true, "anew": true, "rows": []}', {"next": 0, "more": False, "anew": True}),
+        (
+            b'{"next": 9, "more": true, "file": 7, "rows": [{"step": 1, "role": 2, "scalars": {"a": 1, "b": ""}}, 7]}',
+            {"next": 9, "more": True, "file": "7", "rows": [{"step": 1, "role": "2", "scalars": {"a": 1.0}}]},
+        ),
+    ],
+)
+def test_a_curve_has_the_form_that_the_page_reads(cluster: Cluster, curve: bytes, expected: Row) -> None:
+    cluster.pages["/curve"] = lambda query: ("application/json", curve)
+    answer = cluster.ask(lambda runs: runs.curve("research:balance", 5, "f"))
+    assert {name: answer[name] for name in expected} == expected
+    assert answer.keys() == {"next", "file", "anew", "more", "rows"}
+
+
+def test_versions_have_the_form_that_the_page_reads(cluster: Cluster) -> None:
+    answer = b'[7, {"tags": 7, "createdAt": "x", "hasState": 1}]'
+    cluster.pages["/versions"] = lambda query: ("application/json", answer)
+    (row,) = cluster.ask(lambda runs: runs.versions("research:balance"))["versions"]
+    assert (row["tags"], row["createdAt"], row["envSteps"], row["hasState"]) == ([], 0.0, None, False)
+
+
+def test_a_coordinators_cookies_reach_no_other() -> None:
+    async def kept() -> int:
+        async with open_session() as session:
+            session.cookie_jar.update_cookies({"a": "b"}, URL("http://x-coordinator.research.svc/"))
+            return len(session.cookie_jar)
+
+    assert asyncio.run(kept()) == 0
 
 
 def test_a_coordinator_of_an_earlier_operator_is_named(cluster: Cluster) -> None:

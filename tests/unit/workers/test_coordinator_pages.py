@@ -20,7 +20,6 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.memory_parameter_db import MemoryParameterDB
 from rlsrl.testing.parameter_dbs import make_parameters
-from rlsrl.testing.waiting import until
 from rlsrl.workers.coordinator_pages import (
     CURVE_PAGE,
     LOG_BYTES,
@@ -33,7 +32,7 @@ from rlsrl.workers.coordinator_pages import (
 from rlsrl.workers.curve_rows import MAX_BYTES, rows_after
 from rlsrl.workers.kept_logs import KeptLogs, LogName
 from rlsrl.workers.learning_curve import METRICS_FILE
-from rlsrl.workers.version_table import VersionTable
+from rlsrl.workers.version_table import STORE_SECONDS, VersionTable
 
 
 @pytest.fixture
@@ -124,31 +123,53 @@ def test_a_store_that_hangs_takes_few_threads(tmp_path: Path, logs: KeptLogs) ->
     """The threads that answer the kubelet are the same ones."""
     asked, answered = threading.Semaphore(0), threading.Event()
 
-    class Hanging(MemoryParameterDB):
-        def versions(self, policy: str) -> list[VersionInfo]:
+    class Hanging(VersionTable):
+        def rows(self) -> list[dict[str, Any]]:
             asked.release()
             answered.wait()
             return []
 
-    table = VersionTable(Hanging(), folder=tmp_path, clock=ManualClock())
+    table = Hanging(MemoryParameterDB(), folder=tmp_path, clock=ManualClock())
     pages = CoordinatorPages(tmp_path, run_uid="run-1", logs=logs, versions=table)
-    with ThreadPoolExecutor() as threads:
+    with ThreadPoolExecutor(MAX_PAGES) as threads:
         try:
             reading = [threads.submit(ask, pages, VERSIONS_PAGE) for _ in range(MAX_PAGES)]
-            assert asked.acquire(timeout=60)
-            until(lambda: is_busy(pages), "all reads that are allowed hang")
+            assert all(asked.acquire(timeout=60) for _ in reading)
+            with pytest.raises(OSError, match="try again"):
+                ask(pages, LOGS_PAGE)
         finally:
             answered.set()
         assert [each.result() for each in reading] == [[]] * MAX_PAGES
     assert ask(pages, LOGS_PAGE) == []
 
 
-def is_busy(pages: CoordinatorPages) -> bool:
-    try:
-        ask(pages, LOGS_PAGE)
-    except OSError as error:
-        return "try again" in str(error)
-    return False
+def test_while_a_store_is_read_the_last_table_is_shown(tmp_path: Path) -> None:
+    asked, answered = threading.Semaphore(0), threading.Event()
+
+    class Slow(MemoryParameterDB):
+        is_slow = False
+
+        def versions(self, policy: str) -> list[VersionInfo]:
+            if self.is_slow:
+                asked.release()
+                answered.wait()
+            return super().versions(policy)
+
+    db, clock = Slow(), ManualClock()
+    db.push(POLICY_NAME, make_parameters(Version(1, 20)))
+    table = VersionTable(db, folder=tmp_path, clock=clock)
+    assert [row["version"] for row in table.rows()] == ["1.20"]
+    db.push(POLICY_NAME, make_parameters(Version(1, 30)))
+    db.is_slow = True
+    clock.advance(STORE_SECONDS)
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            reading = thread.submit(table.rows)
+            assert asked.acquire(timeout=60)
+            assert [row["version"] for row in table.rows()] == ["1.20"]
+        finally:
+            answered.set()
+        assert [row["version"] for row in reading.result()] == ["1.30", "1.20"]
 
 
 def test_logs_are_known_by_name_and_never_by_path(pages: CoordinatorPages, logs: KeptLogs, tmp_path: Path) -> None:

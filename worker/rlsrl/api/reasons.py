@@ -109,8 +109,9 @@ class Judgement(Explanation):
 
 UNSEEN = Explanation(
     "No operator manages the experiment, so nothing runs.",
-    "Check that the operator runs (`kubectl get deployments -A -l app.kubernetes.io/name=rlsrl`), and that the chart's "
-    "`namespaces` includes this namespace.",
+    "Check that the operator runs (`kubectl get deployments -A -l "
+    "app.kubernetes.io/name=rlsrl,app.kubernetes.io/component=operator`), and that the chart's `namespaces` includes "
+    "this namespace.",
 )
 """For an experiment without a status."""
 STALE = Explanation(

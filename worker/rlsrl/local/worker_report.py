@@ -43,7 +43,10 @@ def objects(value: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any
 def number(values: Mapping[str, Any], name: str) -> float | None:
     """Return a member that is a number, or None."""
     value = values.get(name)
-    return float(value) if isinstance(value, int | float) else None
+    try:
+        return float(value) if isinstance(value, int | float) else None
+    except OverflowError:  # an integer of any length
+        return None
 
 
 def shown(values: Mapping[str, Any], name: str, style: str) -> str:

@@ -187,7 +187,7 @@ class MetricsServer:
             self._on_refused("token")
             return _error(
                 HTTPStatus.UNAUTHORIZED,
-                "the experiment's token is missing or wrong: send the header 'Authorization: Bearer TOKEN'",
+                "the token is missing or wrong: send the header 'Authorization: Bearer TOKEN'",
             )
         return await _render(partial(self._guarded[path], query))
 

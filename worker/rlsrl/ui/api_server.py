@@ -77,7 +77,10 @@ class ApiServerExperiments(ExperimentSource):
 
     async def _in_namespace(self, namespace: str) -> list[Row]:
         listing = self._api.list_namespaced_custom_object
-        return await self._recent((namespace,), lambda: self._list(listing, namespace=namespace))
+        try:
+            return await self._recent((namespace,), lambda: self._list(listing, namespace=namespace))
+        except OSError as error:
+            raise OSError(f"namespace {namespace}: {error}") from error
 
     async def _list(self, listing: Callable[..., Awaitable[Any]], **place: str) -> list[Row]:
         # Version 0: from the API server's memory, which may be some milliseconds old.

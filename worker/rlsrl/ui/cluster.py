@@ -15,7 +15,6 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-import aiohttp
 import yaml
 from typing_extensions import override
 
@@ -24,7 +23,7 @@ from rlsrl.api.reasons import FINISHED, UNSEEN, explain, is_trouble
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl.local.worker_report import mapping, number, objects, troubles
 from rlsrl.ui.api_server import ExperimentSource, connect
-from rlsrl.ui.coordinators import CoordinatorAway, Coordinators, mapping_in
+from rlsrl.ui.coordinators import MAX_STATUS_BYTES, CoordinatorAway, Coordinators, open_session
 from rlsrl.ui.runs import NotThere, Row, Runs
 from rlsrl.ui.status_document import goals_of, ledger_of, roles_of, shown_lines, totals_of
 
@@ -35,7 +34,7 @@ _SERVED = frozenset({*_LIVE, "succeeded", "failed"})
 
 
 class ClusterRuns(Runs):
-    """The experiments of a cluster."""
+    """The experiments of a cluster. Only for the event loop's thread; other threads make the answers."""
 
     def __init__(self, experiments: ExperimentSource, coordinators: Coordinators) -> None:
         self._experiments = experiments
@@ -43,54 +42,39 @@ class ClusterRuns(Runs):
 
     @override
     async def rows(self) -> list[Row]:
-        rows = [_row(each) for each in await self._experiments.all()]
-        return sorted(rows, key=lambda row: (-row["changedAt"], row["name"]))
+        found = await self._experiments.all()
+        return await asyncio.to_thread(
+            lambda: sorted(map(_row, found), key=lambda row: (-row["changedAt"], row["name"]))
+        )
 
     @override
     async def page(self, name: str) -> Row:
         experiment = await self._find(name)
-        row, spec = _row(experiment), _spec(experiment)
-        is_live = row["state"] in _LIVE
-        (document, away), logs = await asyncio.gather(self._status(experiment), self._logs(experiment))
-        return {
-            **row,
-            "problems": [*_failure(experiment), *([away] if away else []), *(troubles(document) if is_live else [])],
-            "conditions": _conditions(experiment),
-            "goals": goals_of(spec.spec.stop, document) if is_live and spec is not None else [],
-            "goalReturn": None if spec is None else spec.spec.stop.return_mean,
-            "totals": totals_of(document),
-            "statusAge": None if away else 0.0,
-            "roles": roles_of(document, is_live=is_live),
-            "ledger": ledger_of(mapping(document, "ledger")),
-            "logs": logs,
-            "experiment": _text(experiment),
-        }
+        (document, away), (logs, _) = await asyncio.gather(
+            self._asked(experiment, "/status", max_bytes=MAX_STATUS_BYTES), self._asked(experiment, "/logs")
+        )
+        return await asyncio.to_thread(_page, experiment, document, away, logs)
 
     @override
     async def versions(self, name: str) -> Row:
-        experiment = await self._find(name)
-        if not _is_served(experiment):
-            return {"versions": [], "problem": None}
-        try:
-            found = await self._coordinators.ask(experiment, "/versions")
-        except (CoordinatorAway, NotThere) as error:
-            return {"versions": [], "problem": str(error)}
-        return {"versions": objects({"found": found}, "found"), "problem": None}
+        found, away = await self._asked(await self._find(name), "/versions")
+        return {"versions": await asyncio.to_thread(_versions, found), "problem": away or None}
 
     @override
     async def curve(self, name: str, after: int, file_id: str) -> Row:
-        experiment = await self._find(name)
-        if _is_served(experiment):
-            try:
-                query = {"after": str(after), "file": file_id}
-                return dict(mapping_in(await self._coordinators.ask(experiment, "/curve", **query)))
-            except (CoordinatorAway, NotThere):
-                pass  # The page of the run says so.
-        return {"next": after, "file": file_id, "anew": False, "more": False, "rows": []}
+        query = {"after": str(after), "file": file_id}
+        found, _ = await self._asked(
+            await self._find(name), "/curve", **query
+        )  # Its problem is on the page of the run.
+        return await asyncio.to_thread(_curve, found, after, file_id)
 
     @override
     async def log(self, name: str, log: str) -> list[str]:
-        return shown_lines(str(await self._coordinators.ask(await self._find(name), "/log", name=log)))
+        experiment = await self._find(name)
+        if not _is_served(experiment):
+            raise NotThere(f"{name} has no coordinator that keeps logs")
+        text = await self._coordinators.ask(experiment, "/log", name=log)
+        return await asyncio.to_thread(shown_lines, str(text))
 
     async def _find(self, name: str) -> Row:
         found = _NAME.fullmatch(name)
@@ -99,30 +83,96 @@ class ClusterRuns(Runs):
             raise NotThere(f"there is no experiment {name!r}")
         return experiment
 
-    async def _status(self, experiment: Row) -> tuple[Mapping[str, Any], str]:
-        """Return the status document, and why there is none."""
+    async def _asked(self, experiment: Row, path: str, **options: Any) -> tuple[Any, str]:
+        """Return a coordinator's answer and an empty text; or None and the reason, empty if it is not to be asked."""
         if not _is_served(experiment):
-            return {}, ""
+            return None, ""
         try:
-            return mapping_in(await self._coordinators.ask(experiment, "/status")), ""
+            return await self._coordinators.ask(experiment, path, **options), ""
         except (CoordinatorAway, NotThere) as error:
-            return {}, str(error)
-
-    async def _logs(self, experiment: Row) -> list[str]:
-        if not _is_served(experiment):
-            return []
-        try:
-            found = await self._coordinators.ask(experiment, "/logs")
-        except (CoordinatorAway, NotThere):
-            return []
-        return [str(each) for each in found] if isinstance(found, list) else []
+            return None, str(error)
 
 
 @asynccontextmanager
 async def cluster_runs(viewing_key: str, namespaces: Sequence[str]) -> AsyncIterator[Runs]:
     """Connect to the cluster; yield its runs. Without namespaces: those of all."""
-    async with connect(namespaces) as experiments, aiohttp.ClientSession() as session:
+    async with connect(namespaces) as experiments, open_session() as session:
         yield ClusterRuns(experiments, Coordinators(session, viewing_key=viewing_key))
+
+
+def _page(experiment: Row, document: Any, away: str, logs: Any) -> Row:
+    known = _of_experiment(experiment)
+    try:
+        told = _of_document(experiment, document if isinstance(document, Mapping) else {})
+    except (ArithmeticError, RecursionError, TypeError, ValueError):
+        away, told = "the coordinator's status cannot be used", _of_document(experiment, {})
+    return {
+        **known,
+        **told,
+        "problems": [*known["problems"], *([away] if away else []), *told["problems"]],
+        "statusAge": None if away else 0.0,
+        "logs": [str(each) for each in logs] if isinstance(logs, list) else None,
+    }
+
+
+def _of_experiment(experiment: Row) -> Row:
+    """Return what the API server knows."""
+    spec = _spec(experiment)
+    return {
+        **_row(experiment),
+        "problems": _failure(experiment),
+        "conditions": _conditions(experiment),
+        "goalReturn": None if spec is None else spec.spec.stop.return_mean,
+        "experiment": _text(experiment),
+    }
+
+
+def _of_document(experiment: Row, document: Mapping[str, Any]) -> Row:
+    """Return what the coordinator's status document says.
+
+    Raises:
+        ArithmeticError, RecursionError, TypeError, ValueError: it has values that no coordinator reports.
+    """
+    spec, is_live = _spec(experiment), _state(experiment) in _LIVE
+    return {
+        "problems": troubles(document) if is_live else [],
+        "goals": goals_of(spec.spec.stop, document) if is_live and spec is not None else [],
+        "totals": totals_of(document),
+        "roles": roles_of(document, is_live=is_live),
+        "ledger": ledger_of(mapping(document, "ledger")),
+    }
+
+
+def _versions(found: Any) -> list[Row]:
+    """Return the rows of versions in a coordinator's answer."""
+    return [
+        {
+            "version": str(row.get("version")),
+            "tags": [str(tag) for tag in row["tags"]] if isinstance(row.get("tags"), list) else [],
+            "createdAt": number(row, "createdAt") or 0.0,
+            **{name: number(row, name) for name in ("envSteps", "returnMean", "evaluation")},
+            "hasState": row.get("hasState") is True,
+        }
+        for row in objects({"found": found}, "found")
+    ]
+
+
+def _curve(found: Any, after: int, file_id: str) -> Row:
+    """Return the part of a learning curve in a coordinator's answer; without one, nothing new."""
+    if not isinstance(found, Mapping) or not isinstance(place := found.get("next"), int) or place < 0:
+        return {"next": after, "file": file_id, "anew": False, "more": False, "rows": []}
+    is_anew = found.get("anew") is True
+    rows = [
+        {"step": step, "role": str(row.get("role")), "scalars": _numbers(mapping(row, "scalars"))}
+        for row in objects(found, "rows")
+        if isinstance(step := row.get("step"), int)
+    ]
+    has_more = found.get("more") is True and place > (0 if is_anew else after)
+    return {"next": place, "file": str(found.get("file")), "anew": is_anew, "more": has_more, "rows": rows}
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name in values if (value := number(values, name)) is not None}
 
 
 def _row(experiment: Row) -> Row:
@@ -135,17 +185,21 @@ def _row(experiment: Row) -> Row:
     ]
     return {
         "name": f"{metadata['namespace']}:{metadata['name']}",
-        "state": str(status.get("phase") or "not seen").lower(),
+        "state": _state(experiment),
         "returnMean": _float(training.get("returnMean")),
         "envSteps": number(training, "envSteps"),
         "trainSteps": number(training, "trainSteps"),
         "stepsPerSecond": number(training, "envStepsPerSecond"),
-        "changedAt": max(_seconds(each) for each in times),
+        "changedAt": max(map(_seconds, times)),
     }
 
 
+def _state(experiment: Row) -> str:
+    return str(mapping(experiment, "status").get("phase") or "not seen").lower()
+
+
 def _is_served(experiment: Row) -> bool:
-    return _row(experiment)["state"] in _SERVED
+    return _state(experiment) in _SERVED
 
 
 def _failure(experiment: Row) -> list[str]:
@@ -179,22 +233,36 @@ def _condition(found: Mapping[str, Any], name: str) -> Row:
 
 
 def _spec(experiment: Row) -> RLExperiment | None:
-    return _spec_of(json.dumps({"metadata": {"name": experiment["metadata"]["name"]}, "spec": experiment.get("spec")}))
+    return _read(_document(experiment))
 
 
-@lru_cache(maxsize=64)
-def _spec_of(text: str) -> RLExperiment | None:
-    """Return the experiment, or None if it is none of this version. The page asks each second; reading takes long."""
+def _text(experiment: Row) -> str:
+    return _yaml(_document(experiment))
+
+
+def _document(experiment: Row) -> str:
+    """Return the experiment as its author wrote it, as JSON."""
+    metadata = {name: experiment["metadata"][name] for name in ("name", "namespace")}
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": experiment.get("spec")}
+    return json.dumps(document)
+
+
+# The page asks each second, and both of these take long.
+
+
+@lru_cache(maxsize=16)
+def _read(document: str) -> RLExperiment | None:
+    """Return the experiment, or None if this version of rlsrl cannot read it."""
+    value = json.loads(document)
     try:
-        return load_text(json.dumps({"apiVersion": API_VERSION, "kind": KIND, **json.loads(text)}))
+        return load_text(json.dumps({**value, "metadata": {"name": value["metadata"]["name"]}}))
     except SpecError:
         return None
 
 
-def _text(experiment: Row) -> str:
-    metadata = {name: experiment["metadata"][name] for name in ("name", "namespace")}
-    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": experiment.get("spec")}
-    return yaml.safe_dump(document, sort_keys=False)
+@lru_cache(maxsize=16)
+def _yaml(document: str) -> str:
+    return yaml.safe_dump(json.loads(document), sort_keys=False)
 
 
 def _float(value: Any) -> float | None:
@@ -205,7 +273,7 @@ def _float(value: Any) -> float | None:
 
 
 def _seconds(value: Any) -> float:
-    """Return a time of Kubernetes' in Unix seconds; 0 if it is none."""
+    """Return a time as Kubernetes writes it in Unix seconds; 0 for anything else."""
     try:
         return datetime.fromisoformat(value).timestamp()
     except (TypeError, ValueError):

@@ -1,13 +1,16 @@
 """Reads what coordinators show over HTTP, with a token that opens nothing else.
 
-A coordinator's pod may run a user's code, so an answer is not trusted: one that is too long, compressed, a redirect or
-no JSON counts as none.
+A coordinator's pod may run a user's code, so its answers are not trusted: redirects, and answers that are too long,
+compressed or invalid JSON, are not used.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -19,29 +22,34 @@ from rlsrl.ui.runs import NotThere, Row
 
 ANSWER_SECONDS = 5.0
 """How long to wait for a whole answer."""
-MAX_ANSWER_BYTES = 8 * 1024 * 1024
-"""More than the status document of 4096 actors has, and more than any part of a learning curve."""
+MAX_STATUS_BYTES = 8 * 1024 * 1024
+"""More than the status document of 4096 actors has."""
+MAX_BYTES = 2 * 1024 * 1024
+"""More than any other answer has."""
+_MAX_DIGITS = 18
 
 
 class CoordinatorAway(OSError):
-    """A coordinator does not answer, or not as it should. The text says who and why."""
+    """A coordinator does not answer, or its answer cannot be used. The text says why."""
 
 
 class Coordinators:
-    """Asks the coordinators of experiments."""
+    """Asks the coordinators of experiments. Only for the event loop's thread."""
 
     def __init__(self, session: aiohttp.ClientSession, *, viewing_key: str, port: int = HTTP_PORT) -> None:
-        """Use an open session, which the caller closes. Tokens derive from the key."""
+        """Use an open session without cookies, which the caller closes. Tokens derive from the key."""
         self._session = session
         self._key = viewing_key
         self._port = port
         self._timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        self._parsing = asyncio.Semaphore(1)
+        """A long answer takes much memory while it is parsed."""
 
-    async def ask(self, experiment: Row, path: str, **query: str) -> Any:
-        """Return the JSON value of a page of the experiment's coordinator.
+    async def ask(self, experiment: Row, path: str, *, max_bytes: int = MAX_BYTES, **query: str) -> Any:
+        """Return the JSON value of a page of the experiment's coordinator. Numbers in it are finite, others are None.
 
         Raises:
-            NotThere: the page says that there is no such thing.
+            NotThere: the coordinator says that there is no such thing.
             CoordinatorAway: there is no answer within ``ANSWER_SECONDS``, or it cannot be used.
         """
         metadata = experiment["metadata"]
@@ -58,12 +66,26 @@ class Coordinators:
                 timeout=self._timeout,
                 allow_redirects=False,
             ) as answer:
-                return await _content(answer)
-        except (TimeoutError, aiohttp.ClientError) as error:
-            raise CoordinatorAway(f"the coordinator does not answer: {error or type(error).__name__}") from error
+                body = await _body(answer, max_bytes)
+        except TimeoutError as error:
+            raise CoordinatorAway(
+                "the coordinator does not answer. If an operator without this page began the experiment, a "
+                "NetworkPolicy may keep the page out: `kubectl rlsrl top` shows it"
+            ) from error
+        except aiohttp.ClientError as error:
+            raise CoordinatorAway(f"the coordinator does not answer: {error}") from error
+        async with self._parsing:
+            return await asyncio.to_thread(_parsed, body)
 
 
-async def _content(answer: aiohttp.ClientResponse) -> Any:
+@asynccontextmanager
+async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
+    """Open a session for coordinators. It keeps no cookies: one coordinator's would go to all."""
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
+        yield session
+
+
+async def _body(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     if answer.status == 401:
         raise CoordinatorAway(
             "the coordinator refuses: an operator without this page began the experiment; `kubectl rlsrl top` shows it"
@@ -75,20 +97,22 @@ async def _content(answer: aiohttp.ClientResponse) -> Any:
     body = bytearray()
     async for chunk in answer.content.iter_any():
         body += chunk
-        if len(body) > MAX_ANSWER_BYTES:
-            raise CoordinatorAway(f"the coordinator's answer is longer than {MAX_ANSWER_BYTES:,} bytes")
+        if len(body) > max_bytes:
+            raise CoordinatorAway(f"the coordinator's answer is longer than {max_bytes:,} bytes")
+    return bytes(body)
+
+
+def _parsed(body: bytes) -> Any:
     try:
-        return json.loads(body)
+        return json.loads(body, parse_int=_integer, parse_float=_finite, parse_constant=lambda _: None)
     except (ValueError, RecursionError) as error:
-        raise CoordinatorAway("the coordinator's answer is no JSON") from error
+        raise CoordinatorAway("the coordinator's answer is invalid JSON") from error
 
 
-def mapping_in(answer: Any) -> Mapping[str, Any]:
-    """Return an answer that is an object.
+def _integer(text: str) -> int | None:
+    return int(text) if len(text) <= _MAX_DIGITS else None
 
-    Raises:
-        CoordinatorAway: it is none.
-    """
-    if not isinstance(answer, Mapping):
-        raise CoordinatorAway("the coordinator's answer has another form")
-    return answer
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None

@@ -16,6 +16,8 @@ from rlsrl.local.worker_report import SILENT, activity, mapping, number, objects
 from rlsrl.runtime.activity import stage_of
 from rlsrl.ui.runs import Row
 
+MAX_REPORTS = 10_000
+"""Workers of a role that are read: more than a run can have."""
 MAX_WORKERS = 2000
 """Workers that are listed of a role; of more, those that do not run come first."""
 GONE = "gone"
@@ -61,8 +63,8 @@ def shown_lines(text: str) -> list[str]:
 
 def _role(document: Mapping[str, Any], role: str, *, is_live: bool) -> dict[str, Any]:
     """Return the workers of a role, then those that have left; of a run that has ended, all have ended."""
-    reports = reports_of(document, role)
-    gone = [{**each, "state": GONE} for each in objects(document, "gone") if each.get("role") == role]
+    reports = reports_of(document, role)[:MAX_REPORTS]
+    gone = [{**each, "state": GONE} for each in objects(document, "gone")[:MAX_REPORTS] if each.get("role") == role]
     workers = [_worker(report) for report in (*reports, *gone)]
     if not is_live:
         ended = {"state": "ended", "runs": True, "busy": None, "waits": {}, "perSecond": None}
@@ -78,7 +80,7 @@ def _worker(report: Mapping[str, Any]) -> dict[str, Any]:
     waits = {name: share for name, share in shares.items() if stage_of(name) is None}
     worker_state = GONE if report.get("state") == GONE else state(report)
     return {
-        "index": report.get("index"),
+        "index": index if isinstance(index := report.get("index"), int) else None,
         "state": worker_state,
         "runs": worker_state not in (SILENT, GONE),
         "busy": sum(share for name, share in shares.items() if name not in waits) if shares else None,
@@ -98,6 +100,6 @@ def _log_line(line: str) -> str:
     try:
         event = json.loads(line)
         head = f"{event.pop('timestamp', '')} {event.pop('level', '')} {event.pop('event', '')}"
-    except (AttributeError, TypeError, ValueError):
+        return " ".join([head.strip(), *(f"{name}={value}" for name, value in event.items())])
+    except (AttributeError, RecursionError, TypeError, ValueError):
         return line
-    return " ".join([head.strip(), *(f"{name}={value}" for name, value in event.items())])

@@ -45,7 +45,8 @@ class VersionTable:
         """When an object store is read again."""
         self._stamps: list[Stamp] | None = None
         """Those of the folders at the last read; None if they may have changed since."""
-        self._found: list[Row] | ParameterError | OSError = []
+        self._found: list[Row] | ParameterError | OSError | None = None
+        """What the last read found; None before the first."""
 
     def rows(self) -> list[Row]:
         """Return a row for each version, the newest first.
@@ -53,16 +54,25 @@ class VersionTable:
         Raises:
             ParameterError, OSError: the store could not be read.
         """
-        with self._lock:
+        # While another thread reads, the last table is shown: a store may take long.
+        if not self._lock.acquire(blocking=self._found is None):
+            return self._shown()
+        try:
             stamps = [stamp_of(folder) for folder in self._folders]
             is_due = stamps != self._stamps if stamps else self._clock.monotonic() >= self._next
             if is_due:
                 self._found = self._read()
                 self._stamps = stamps if self._have_settled(stamps) else None
                 self._next = self._clock.monotonic() + STORE_SECONDS
-            if isinstance(self._found, Exception):
-                raise self._found
-            return self._found
+            return self._shown()
+        finally:
+            self._lock.release()
+
+    def _shown(self) -> list[Row]:
+        found = self._found
+        if isinstance(found, Exception):
+            raise found
+        return found or []
 
     def _have_settled(self, stamps: Sequence[Stamp]) -> bool:
         newest = max((stamp[1] for stamp in stamps if stamp is not None), default=0)

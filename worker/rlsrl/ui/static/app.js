@@ -4,6 +4,7 @@ import { draw } from "./curve.js";
 import { picture } from "./picture.js";
 import { ago, element, isSelected, number, rows, settle } from "./elements.js";
 
+const MOST_PARTS = 100; // of a curve that are read in one look
 const LIST_MS = 2000, RUN_MS = 1000, VERSIONS_MS = 2000, LOG_MS = 3000;
 const main = document.getElementById("main"), where = document.getElementById("where"), age = document.getElementById("age");
 
@@ -133,9 +134,9 @@ function showRun(view, name) {
     rows(ledger, Object.entries(page.ledger).filter(([, value]) => typeof value === "number"), ([title, value]) => [
       element("th", { scope: "row" }, title), element("td", {}, number(value)),
     ]);
-    options(logs, page.logs);
+    if (page.logs) options(logs, page.logs); // they are not known while a coordinator is away
     if (text.textContent !== page.experiment) text.textContent = page.experiment;
-    await more(path, curve);
+    await more(view, path, curve);
     if (view !== shown) return;
     options(metric, metricsOf(curve.rows));
     redraw();
@@ -202,9 +203,10 @@ function waitsOf(worker) {
 }
 
 // Read the rows that are new. A trainer that resumed repeats steps: its earlier rows of them do not count.
-async function more(path, curve) {
-  for (let isFull = true; isFull;) {
+async function more(view, path, curve) {
+  for (let part = 0, isFull = true; isFull && part < MOST_PARTS; part += 1) {
     const answer = await ask(`${path}/curve?after=${curve.next}&file=${encoded(curve.file)}`);
+    if (view !== shown) return;
     if (answer.anew) [curve.rows, curve.evaluated] = [[], new Map()];
     for (const row of answer.rows) {
       if (row.role === "trainer") while (curve.rows.at(-1)?.step >= row.step) curve.rows.pop();
