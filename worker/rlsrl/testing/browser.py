@@ -41,4 +41,5 @@ def text_of(browser: WebDriver, selector: str = "main") -> str:
 
 def complaints(browser: webdriver.Chrome) -> list[str]:
     """Return the new complaints of the browser: failed requests, blocked content, exceptions."""
-    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    entries: list[dict[str, str]] = browser.get_log("browser")  # type: ignore[no-untyped-call]
+    return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
