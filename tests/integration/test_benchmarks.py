@@ -95,6 +95,7 @@ def test_seconds_to_the_goal_are_from_the_start_of_the_process() -> None:
 
 def test_a_failed_contestant_is_reported_with_its_output(tmp_path: Path) -> None:
     (program := tmp_path / "fails.py").write_text("raise SystemExit('there is no such thing')")
-    failing = Peer(name="failing", program=str(program), ways=((),), python=lambda name: Path(sys.executable))
+    programs = {"ppo": (str(program),)}
+    failing = Peer(name="failing", programs=programs, ways=((),), python=lambda name: Path(sys.executable))
     with pytest.raises(ContestantFailed, match="failing ended before it trained:\nthere is no such thing"):
         throughput_turn(failing, W1, (), window_seconds=1.0)
