@@ -341,4 +341,4 @@ def test_an_unknown_extra_is_refused_with_those_there_are() -> None:
     command = [sys.executable, str(REPOSITORY / "hack" / "images.d" / "requirements.py"), "env,atarii"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("requirements: extra: atarii; allowed: atari box2d build dev docs env ")
+    assert done.stderr.startswith("requirements: extra: atarii; allowed: atari box2d build cluster-ui dev docs env ")
