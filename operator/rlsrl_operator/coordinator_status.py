@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import aiohttp
 from typing_extensions import override
 
-from rlsrl.api.placement import HTTP_PORT
+from rlsrl.api.placement import HTTP_PORT, STATUS_PAGE
 
 ANSWER_SECONDS = 3.0
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
@@ -42,7 +42,10 @@ class HttpCoordinatorStatus(CoordinatorStatus):
         headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
         try:
             async with self._session.get(
-                f"http://{host}:{self._port}/status", headers=headers, timeout=self._timeout, allow_redirects=False
+                f"http://{host}:{self._port}{STATUS_PAGE}",
+                headers=headers,
+                timeout=self._timeout,
+                allow_redirects=False,
             ) as answer:
                 if answer.status != 200 or answer.content_type != "application/json":
                     return None

@@ -35,13 +35,13 @@ async def read_key(cluster: Cluster, place: SecretName) -> bytes:
 
 async def publish_viewing_key(cluster: Cluster, place: SecretName, key: bytes) -> None:
     """Store the viewing key in the Secret from which the page reads it, unless it is there."""
-    value = viewing_key(key)
+    value = viewing_key(key).encode()
     wanted = _secret(place, value)
     try:
         found = await cluster.get("v1", "Secret", place.namespace, place.name) or await cluster.create(wanted)
     except ResourceConflict:
         found = await cluster.get("v1", "Secret", place.namespace, place.name) or wanted
-    if base64.b64decode(found.get("data", {}).get(_KEY, "")).decode(errors="replace") != value:
+    if base64.b64decode(found.get("data", {}).get(_KEY, "")) != value:
         _log.error("viewing_key_outdated", secret=str(place), cure="delete it and restart the operator and the page")
 
 
@@ -71,13 +71,12 @@ def token_of(key: bytes, uid: str) -> str:
     return hmac.new(key, uid.encode(), hashlib.sha256).hexdigest()
 
 
-def _secret(place: SecretName, key: bytes | str) -> Manifest:
-    value = key.encode() if isinstance(key, str) else key
+def _secret(place: SecretName, key: bytes) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": place.name, "namespace": place.namespace},
         "immutable": True,
         "type": "Opaque",
-        "data": {_KEY: base64.b64encode(value).decode()},
+        "data": {_KEY: base64.b64encode(key).decode()},
     }

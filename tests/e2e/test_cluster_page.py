@@ -18,7 +18,7 @@ from selenium.webdriver.common.by import By
 
 from rlsrl.testing.browser import chromium, complaints, text_of
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.kubectl import CLUSTER_SECONDS, ClusterExperiment, Namespace, release
+from rlsrl.testing.kubectl import CLUSTER_SECONDS, COMMAND_SECONDS, ClusterExperiment, Namespace, release
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -42,7 +42,7 @@ def port(ui: Namespace, tmp_path: Path) -> Iterator[int]:
     """Yield a port of this machine that leads to the page."""
     output = tmp_path / "port-forward"
     command = ["kubectl", "port-forward", "--namespace", ui.name, f"service/{UI}", ":80"]
-    # kubectl writes a line for each connection, and nobody would read a pipe.
+    # kubectl writes a line for each connection. A pipe that no one reads would fill up and block it.
     with output.open("w") as file, subprocess.Popen(command, stdout=file) as process:
         try:
             found = until(lambda: re.search(r"127\.0\.0\.1:(\d+)", output.read_text()), "the port is forwarded")
@@ -118,7 +118,7 @@ def test_the_page_may_only_read_experiments(ui: Namespace) -> None:
 
     def may(*words: str) -> bool:
         command = ["kubectl", "auth", "can-i", *words, "--all-namespaces", f"--as={account}"]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
         assert answer.stdout.strip() in ("yes", "no"), answer
         return answer.stdout.strip() == "yes"
 
@@ -132,7 +132,7 @@ def test_the_page_may_only_read_experiments(ui: Namespace) -> None:
     assert not may("create", "pods", "--subresource=portforward")
     (policy,) = [each for each in ui.list("networkpolicies") if each["metadata"]["name"] == UI]
     assert policy["spec"]["policyTypes"] == ["Ingress"]
-    assert not policy["spec"].get("ingress"), "nobody is let in by default"
+    assert not policy["spec"].get("ingress"), "by default the policy admits no pod"
     service = ui.get("service", UI)
     assert service is not None
     assert service["spec"]["type"] == "ClusterIP"

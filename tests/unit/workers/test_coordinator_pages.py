@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
+from rlsrl.api.placement import CURVE_PAGE, LOG_PAGE, LOGS_PAGE, VERSIONS_PAGE
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.data.version import Version
 from rlsrl.parameters.filesystem import FilesystemParameterDB
@@ -20,15 +21,7 @@ from rlsrl.rpc.v1 import coordinator_pb2 as pb
 from rlsrl.testing.clock import ManualClock
 from rlsrl.testing.memory_parameter_db import MemoryParameterDB
 from rlsrl.testing.parameter_dbs import make_parameters
-from rlsrl.workers.coordinator_pages import (
-    CURVE_PAGE,
-    LOG_BYTES,
-    LOG_PAGE,
-    LOGS_PAGE,
-    MAX_PAGES,
-    VERSIONS_PAGE,
-    CoordinatorPages,
-)
+from rlsrl.workers.coordinator_pages import LOG_BYTES, MAX_PAGES, CoordinatorPages
 from rlsrl.workers.curve_rows import MAX_BYTES, rows_after
 from rlsrl.workers.kept_logs import KeptLogs, LogName
 from rlsrl.workers.learning_curve import METRICS_FILE

@@ -25,6 +25,9 @@ STREAMS_PORT = 7001
 """The port where a trainer, buffer worker or policy worker pod serves its streams."""
 HTTP_PORT = 8080
 """The port where a pod serves ``/metrics``; the coordinator also serves ``/status`` and ``/healthz``."""
+STATUS_PAGE, CURVE_PAGE, VERSIONS_PAGE, LOGS_PAGE, LOG_PAGE = "/status", "/curve", "/versions", "/logs", "/log"
+"""Paths of the coordinator's pages at that port: the status document, rows of the learning curve after a place, all
+versions, the names of the logs, and the end of one log."""
 
 HEALTH_PORT = 8079
 """The port where a trainer pod's launcher answers ``/healthz`` for all ranks of the pod."""

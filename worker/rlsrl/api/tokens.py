@@ -19,8 +19,8 @@ def reading_token(token: str) -> str:
 def viewing_token(viewing_key: str, uid: str) -> str:
     """Return the token that opens the pages of a coordinator over HTTP, and allows nothing else.
 
-    It follows from a key of its own, which tells no experiment's token: whoever has the key looks at all experiments.
-    It is HMAC-SHA-256 in hexadecimal.
+    It is HMAC-SHA-256 in hexadecimal. The viewing key opens these pages of all experiments. No experiment's own token
+    can be derived from it.
 
     Args:
         viewing_key: the operator's.

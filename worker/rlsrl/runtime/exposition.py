@@ -76,7 +76,7 @@ class MetricsServer:
     ) -> None:
         """Bind and serve. ``pages`` and ``guarded`` are by path, for example ``/status``.
 
-        ``viewing_token`` opens guarded pages, too; empty: there is none.
+        ``viewing_token`` opens the guarded pages, as ``token`` does; empty: there is no such token.
 
         The server's thread calls ``on_refused`` for each refused request with the reason: ``token``, ``malformed``,
         ``slow`` or ``crowded``. One client has ``request_seconds``, from its connection to the end of the answer.

@@ -32,7 +32,7 @@ def chromium(scheme: Literal["light", "dark"] = "light") -> Iterator[webdriver.C
 
 
 def text_of(browser: WebDriver, selector: str = "main") -> str:
-    """Return the text of the first element that the selector finds; empty if there is none, or not any more."""
+    """Return the text of the first element that matches the selector; empty if no element does."""
     try:
         return browser.find_element(By.CSS_SELECTOR, selector).text
     except (NoSuchElementException, StaleElementReferenceException):

@@ -19,6 +19,7 @@ import yaml
 from typing_extensions import override
 
 from rlsrl.api.load import SpecError, load_text
+from rlsrl.api.placement import CURVE_PAGE, LOG_PAGE, LOGS_PAGE, STATUS_PAGE, VERSIONS_PAGE
 from rlsrl.api.reasons import FINISHED, UNSEEN, explain, is_trouble
 from rlsrl.api.spec import API_VERSION, KIND, RLExperiment
 from rlsrl.local.worker_report import mapping, number, objects, troubles
@@ -51,21 +52,19 @@ class ClusterRuns(Runs):
     async def page(self, name: str) -> Row:
         experiment = await self._find(name)
         (document, away), (logs, _) = await asyncio.gather(
-            self._asked(experiment, "/status", max_bytes=MAX_STATUS_BYTES), self._asked(experiment, "/logs")
+            self._asked(experiment, STATUS_PAGE, max_bytes=MAX_STATUS_BYTES), self._asked(experiment, LOGS_PAGE)
         )
         return await asyncio.to_thread(_page, experiment, document, away, logs)
 
     @override
     async def versions(self, name: str) -> Row:
-        found, away = await self._asked(await self._find(name), "/versions")
+        found, away = await self._asked(await self._find(name), VERSIONS_PAGE)
         return {"versions": await asyncio.to_thread(_versions, found), "problem": away or None}
 
     @override
     async def curve(self, name: str, after: int, file_id: str) -> Row:
         query = {"after": str(after), "file": file_id}
-        found, _ = await self._asked(
-            await self._find(name), "/curve", **query
-        )  # Its problem is on the page of the run.
+        found, _ = await self._asked(await self._find(name), CURVE_PAGE, **query)  # The run's page has the reason.
         return await asyncio.to_thread(_curve, found, after, file_id)
 
     @override
@@ -73,7 +72,7 @@ class ClusterRuns(Runs):
         experiment = await self._find(name)
         if not _is_served(experiment):
             raise NotThere(f"{name} has no coordinator that keeps logs")
-        text = await self._coordinators.ask(experiment, "/log", name=log)
+        text = await self._coordinators.ask(experiment, LOG_PAGE, name=log)
         return await asyncio.to_thread(shown_lines, str(text))
 
     async def _find(self, name: str) -> Row:
@@ -101,39 +100,30 @@ async def cluster_runs(viewing_key: str, namespaces: Sequence[str]) -> AsyncIter
 
 
 def _page(experiment: Row, document: Any, away: str, logs: Any) -> Row:
-    known = _of_experiment(experiment)
+    text = _document(experiment)
+    spec, is_live = _read(text), _state(experiment) in _LIVE
     try:
-        told = _of_document(experiment, document if isinstance(document, Mapping) else {})
+        told = _of_document(document if isinstance(document, Mapping) else {}, spec, is_live=is_live)
     except (ArithmeticError, RecursionError, TypeError, ValueError):
-        away, told = "the coordinator's status cannot be used", _of_document(experiment, {})
+        away, told = "the coordinator's status cannot be used", _of_document({}, spec, is_live=is_live)
     return {
-        **known,
+        **_row(experiment),
         **told,
-        "problems": [*known["problems"], *([away] if away else []), *told["problems"]],
+        "problems": [*_failure(experiment), *([away] if away else []), *told["problems"]],
+        "conditions": _conditions(experiment),
+        "goalReturn": None if spec is None else spec.spec.stop.return_mean,
+        "experiment": _yaml(text),
         "statusAge": None if away else 0.0,
         "logs": [str(each) for each in logs] if isinstance(logs, list) else None,
     }
 
 
-def _of_experiment(experiment: Row) -> Row:
-    """Return what the API server knows."""
-    spec = _spec(experiment)
-    return {
-        **_row(experiment),
-        "problems": _failure(experiment),
-        "conditions": _conditions(experiment),
-        "goalReturn": None if spec is None else spec.spec.stop.return_mean,
-        "experiment": _text(experiment),
-    }
-
-
-def _of_document(experiment: Row, document: Mapping[str, Any]) -> Row:
+def _of_document(document: Mapping[str, Any], spec: RLExperiment | None, *, is_live: bool) -> Row:
     """Return what the coordinator's status document says.
 
     Raises:
         ArithmeticError, RecursionError, TypeError, ValueError: it has values that no coordinator reports.
     """
-    spec, is_live = _spec(experiment), _state(experiment) in _LIVE
     return {
         "problems": troubles(document) if is_live else [],
         "goals": goals_of(spec.spec.stop, document) if is_live and spec is not None else [],
@@ -230,14 +220,6 @@ def _condition(found: Mapping[str, Any], name: str) -> Row:
         "isTrouble": is_bad,
         "cure": explain(kind, reason, message).cure.replace("NAME", name) if is_bad else "",
     }
-
-
-def _spec(experiment: Row) -> RLExperiment | None:
-    return _read(_document(experiment))
-
-
-def _text(experiment: Row) -> str:
-    return _yaml(_document(experiment))
 
 
 def _document(experiment: Row) -> str:

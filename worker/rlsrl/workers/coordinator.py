@@ -23,6 +23,7 @@ import structlog
 from typing_extensions import override
 
 from rlsrl.api.live import with_settings
+from rlsrl.api.placement import STATUS_PAGE
 from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.role_names import COORDINATOR
@@ -80,7 +81,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
         tls: Tls | None = None,
         printed: PrintedText | None = None,
     ) -> None:
-        """``viewing_token`` opens the pages for those who look; empty: there is none.
+        """``viewing_token`` opens the HTTP pages, as ``token`` does; empty: there is no such token.
 
         ``printed`` collects what this process prints, if it belongs to the kept logs.
         """
@@ -146,7 +147,7 @@ class CoordinatorWorker(Worker[CoordinatorConfig]):
             token=self._token,
             viewing_token=self._viewing_token,
             pages={HEALTH_PAGE: self._health_page, READY_PAGE: self._health_page},
-            guarded={"/status": self._status_document, **self._pages(config, logs).by_path()},
+            guarded={STATUS_PAGE: self._status_document, **self._pages(config, logs).by_path()},
             on_refused=lambda kind: self._metrics.strangers_refused.labels(kind=kind).inc(),
         )
         self._videos = self._kept_videos(config, self._curve)

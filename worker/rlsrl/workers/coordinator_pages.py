@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlsrl.api.placement import CURVE_PAGE, LOG_PAGE, LOGS_PAGE, VERSIONS_PAGE
 from rlsrl.parameters.protocols import ParameterError
 from rlsrl.runtime.exposition import GuardedPageHandler, Query
 from rlsrl.workers.curve_rows import rows_after
@@ -20,8 +21,6 @@ from rlsrl.workers.kept_logs import KeptLogs, LogName
 from rlsrl.workers.learning_curve import METRICS_FILE
 from rlsrl.workers.version_table import VersionTable
 
-CURVE_PAGE, VERSIONS_PAGE, LOGS_PAGE, LOG_PAGE = "/curve", "/versions", "/logs", "/log"
-"""The paths: rows after a place, all versions, the names of the logs, and the end of one log."""
 MAX_PAGES = 4
 """Pages that are read at a time. A disk or a store that hangs must not take the threads that answer the kubelet."""
 LOG_BYTES = 64 * 1024
