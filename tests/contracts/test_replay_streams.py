@@ -47,9 +47,16 @@ def rows_of(number: int) -> Rows:
 class Bench:
     """A rank's end, and shards' ends that answer draws with rows. The test drives both."""
 
-    def __init__(self, resources: ExitStack, address: str, tls: Tls | None, peer_timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        resources: ExitStack,
+        address: str,
+        tls: Tls | None,
+        shards: Iterable[int] = (),
+        peer_timeout: float = 60.0,
+    ) -> None:
         self._resources = resources
-        self.server = ShardServer(address, CODEC, token=TOKEN, tls=tls, peer_timeout=peer_timeout)
+        self.server = ShardServer(address, CODEC, shards=shards, token=TOKEN, tls=tls, peer_timeout=peer_timeout)
         resources.enter_context(closing(self.server))
         self.tls = tls
         self.heard: list[ReplayMessage] = []
@@ -150,7 +157,7 @@ def test_a_shard_finds_the_next_life_of_its_rank(make_bench: Callable[..., Bench
     address = bench.server.address
     bench.server.close()
     until(lambda: not is_connected(shard), "the shard sees the end")
-    bench.server = ShardServer(address, CODEC, token=TOKEN, tls=bench.tls, peer_timeout=60.0)
+    bench.server = ShardServer(address, CODEC, shards=(), token=TOKEN, tls=bench.tls, peer_timeout=60.0)
     with closing(bench.server):
         bench.taken.clear()
         bench.until_taken(1, shard)
@@ -165,6 +172,19 @@ def test_a_silent_shard_counts_as_dead(make_bench: Callable[..., Bench]) -> None
     until(lambda: is_connected(shard), "the rank has answered")
     bench.until_taken(2)  # without a call of attend
     assert bench.taken[1] == (0, None)
+
+
+def test_a_shard_that_never_connects_counts_as_dead_once_and_is_admitted_later(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench(shards=range(2), peer_timeout=1.5)
+    present, late = bench.shard(index=0), bench.shard(index=1)
+    bench.until_taken(1, present)
+    bench.welcome(0)
+    bench.until_taken(2, present)
+    assert [(index, type(message)) for index, message in bench.taken] == [(0, ShardHello), (1, type(None))]
+    bench.until_taken(3, present, late)
+    assert [(index, type(message)) for index, message in bench.taken[2:]] == [(1, ShardHello)]
 
 
 def test_a_wrong_token_is_refused_for_good(make_bench: Callable[..., Bench]) -> None:

@@ -5,7 +5,7 @@ from rlsrl.buffers.limiter import RateLimiter
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
 def test_on_policy_grants_the_lag_first_and_then_one_batch_a_step(lag: int) -> None:
-    limiter = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=lag)
+    limiter = RateLimiter(batch_lanes=8, max_policy_lag=lag)
     assert limiter.take() == 8 * (1 + lag)
     assert limiter.take() == 0
     for _ in range(3):
@@ -13,35 +13,25 @@ def test_on_policy_grants_the_lag_first_and_then_one_batch_a_step(lag: int) -> N
         assert limiter.take() == 8
 
 
-def test_replay_grants_one_insert_for_several_samples() -> None:
-    limiter = RateLimiter(samples_per_insert=4.0, min_size=100, error_buffer=8.0)
-    assert limiter.take() == 102
-    granted = 0
-    for _ in range(10):
-        limiter.sampled(32)
-        granted += limiter.take()
-    assert granted == 320 // 4
-
-
 def test_discarded_lanes_are_granted_again() -> None:
-    limiter = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=0)
+    limiter = RateLimiter(batch_lanes=8, max_policy_lag=0)
     limiter.take()
     limiter.discarded(3)
     assert limiter.take() == 3
 
 
 def test_a_resumed_run_grants_the_lag_again() -> None:
-    limiter = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=1)
+    limiter = RateLimiter(batch_lanes=8, max_policy_lag=1)
     limiter.take()
     limiter.sampled(8)
     limiter.take()
-    resumed = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=1)
+    resumed = RateLimiter(batch_lanes=8, max_policy_lag=1)
     resumed.load_state_dict(limiter.state_dict())
     assert resumed.take() == 16
 
 
 def test_at_the_end_of_a_run_only_what_can_be_trained_is_granted() -> None:
-    limiter = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=3)
+    limiter = RateLimiter(batch_lanes=8, max_policy_lag=3)
     limiter.expect(2 * 8)
     assert (limiter.take(), limiter.room, limiter.is_complete) == (16, 16, True)
     limiter.sampled(8)
@@ -55,27 +45,8 @@ def test_at_the_end_of_a_run_only_what_can_be_trained_is_granted() -> None:
 
 
 def test_a_resumed_run_may_be_at_its_end() -> None:
-    limiter = RateLimiter.on_policy(batch_lanes=8, max_policy_lag=1)
+    limiter = RateLimiter(batch_lanes=8, max_policy_lag=1)
     limiter.load_state_dict({"sampled": 80})
     limiter.expect(8)
     assert limiter.take() == 8
     assert limiter.take() == 0
-
-
-def test_of_a_replay_each_insert_serves_several_samples_to_the_end() -> None:
-    limiter = RateLimiter(samples_per_insert=4.0, min_size=100, error_buffer=800.0)
-    limiter.expect(402)
-    assert limiter.take() == 101
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"samples_per_insert": 0.0, "min_size": 1, "error_buffer": 0.0},
-        {"samples_per_insert": 1.0, "min_size": 0, "error_buffer": 0.0},
-        {"samples_per_insert": 1.0, "min_size": 1, "error_buffer": -1.0},
-    ],
-)
-def test_invalid_limits_are_refused(arguments: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"samples_per_insert .* min_size .* error_buffer"):
-        RateLimiter(**arguments)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rlsrl.buffers.replay.ratio import Pace, RatioLimiter
+from rlsrl.buffers.replay.ratio import MOST_OUTSTANDING, Pace, RatioLimiter
 
 RATIOS = st.sampled_from([0.001, 0.01, 0.25, 0.35, 0.5, 0.7, 1.0, 3.0, 17.0, 100.0])
 EPSILON = 1e-6
@@ -295,6 +295,15 @@ def test_rounding_does_not_stop_a_run_before_its_last_training_step() -> None:
             assert granted, "both sides wait"
             for _ in range(granted):
                 limiter.stored(1, lanes=1)
+
+
+def test_a_bound_without_effect_grants_no_more_lanes_than_anybody_has() -> None:
+    pace = Pace(updates_per_env_step=0.001, bound=100_000.0, most_lanes=4)
+    limiter = RatioLimiter(pace, start=0, updates_per_step=1, steps_per_lane=16)
+    assert limiter.take() == MOST_OUTSTANDING
+    assert limiter.take() == 0
+    limiter.stored(64, lanes=4)
+    assert limiter.take() == 4
 
 
 def test_what_arrives_after_the_progress_that_is_saved_counts_after_a_restore() -> None:

@@ -78,7 +78,7 @@ class Run:
     """Order, lanes and version of the received slots that are not trained."""
 
     def __post_init__(self) -> None:
-        self.limiter = RateLimiter.on_policy(batch_lanes=self.part, max_policy_lag=self.lag)
+        self.limiter = RateLimiter(batch_lanes=self.part, max_policy_lag=self.lag)
         self.widths_of: dict[int, int] = {}
         self.connect_all()
 
@@ -115,7 +115,7 @@ class Run:
         self.held.clear()
         self.credits.clear()
         state = self.limiter.state_dict()
-        self.limiter = RateLimiter.on_policy(batch_lanes=self.part, max_policy_lag=self.lag)
+        self.limiter = RateLimiter(batch_lanes=self.part, max_policy_lag=self.lag)
         self.limiter.load_state_dict(state)
         self.book = CreditBook()
         self.widths_of.clear()

@@ -524,6 +524,68 @@ def test_a_rank_that_resumes_grants_nothing_until_it_has_heard_all_its_shards(
     assert 0 < granted <= experience.figures()["train_steps_behind_limit"]
 
 
+def test_a_rank_that_resumes_goes_on_without_a_shard_that_counts_as_dead(
+    make_nodes: Callable[..., list[Node]],
+) -> None:
+    nodes = make_nodes(2, capacity=2000)
+    rank = Rank(*nodes, drawing=drawing_of())
+    for _ in range(60):
+        for node in nodes:
+            rank.post(node)
+    state, stored = rank.store.state_dict(), rank.store.env_steps
+    for _ in range(20):
+        nodes[1].shard.insert([nodes[1].slot()])  # and its rank is away
+    resumed = Rank(*nodes, state=state, drawing=drawing_of(), late=nodes[1:])
+    experience = experience_of(resumed, counts={"stored": stored, "due": 100.0, "updates": 100})
+    for node in nodes:
+        node.shard._lanes, node.grants[:] = 0, []
+    experience.grant(Version(1, 0))
+    assert experience.waits_for == "buffer workers"
+    assert not nodes[0].grants
+    resumed.link.give_up(1)
+    experience.receive([], oldest_outstanding=None)
+    experience.grant(Version(1, 0))
+    assert experience.waits_for == "batch"
+    granted = sum(nodes[0].grants)
+    assert granted >= LANES
+    resumed.link.connect(1, nodes[1].shard)
+    experience.receive([], oldest_outstanding=None)
+    experience.grant(Version(1, 0))
+    assert resumed.store.env_steps == sum(node.produced for node in nodes)
+    figures = experience.figures()
+    assert figures["train_steps_behind"] > figures["train_steps_behind_limit"], "it brings more than the bound allows"
+    assert (sum(nodes[0].grants), nodes[1].grants) == (granted, []), "so nobody gathers until that is trained"
+
+
+@pytest.mark.parametrize("comes_back", ["before the step", "after the step"])
+def test_what_was_drawn_before_a_shard_lost_all_is_not_settled_after_it(
+    comes_back: str, make_nodes: Callable[..., list[Node]], lives: ExitStack, tmp_path: Path
+) -> None:
+    (node,) = make_nodes(1)
+    rank = Rank(node, drawing=drawing_of())
+    rank.post(node)
+    assert rank.has_rows(0)
+    rows = rank.store.draw(0)
+    lives.close()
+    (tmp_path / "0.store").unlink()
+    rank.link.cut(0)
+    node.begin(lives)
+    settlement = Settlement(step=1, keys=rows.keys, trained_rows=None, errors=np.full(len(rows.keys), 9.0, np.float32))
+    node.shard.insert([node.slot()])
+    mass = node.store.draws.mass
+    if comes_back == "after the step":
+        rank.store.settle(settlement)
+    rank.link.connect(0, node.shard)
+    rank.insert()
+    if comes_back == "before the step":
+        rank.store.settle(settlement)
+    rank.insert()
+    assert set(rows.keys.tolist()) & set(held_keys(node.segments).tolist()), "its new transitions have the same keys"
+    assert not node.counters.get("trained")
+    assert node.store.draws.mass == mass
+    node.check()
+
+
 def test_a_shard_that_edits_took_away_and_brought_back_is_counted_once(make_nodes: Callable[..., list[Node]]) -> None:
     nodes = make_nodes()
     rank = Rank(*nodes, drawing=drawing_of())

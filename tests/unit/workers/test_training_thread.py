@@ -152,7 +152,7 @@ class Bench:
         )
         self.experience = OnPolicyExperience(
             buffer=FifoBuffer(layout=layout, batch_lanes=LANES, max_policy_lag=buffer_lag or max_policy_lag),
-            limiter=RateLimiter.on_policy(batch_lanes=LANES, max_policy_lag=max_policy_lag),
+            limiter=RateLimiter(batch_lanes=LANES, max_policy_lag=max_policy_lag),
             grant=self.consumer.grant,
             ledger=self.ledger,
             batch_lanes=LANES,

@@ -117,7 +117,7 @@ class Metrics:
         Counter,
         "waiting_seconds_total",
         "Time spent waiting, by reason (environment, trainer, credit, parameters, inference, requests, samples, batch, "
-        "version, compiler, store).",
+        "buffer workers, other ranks, version, compiler, store, resume).",
         unit="seconds",
         labels=("reason",),
         roles=(ACTOR, BUFFER, TRAINER, EVALUATOR, POLICY),

@@ -179,6 +179,10 @@ class LinkedShards:
         self._inbox = [each for each in self._inbox if each[0] != index]
         self._inbox.append((index, None))
 
+    def give_up(self, index: int) -> None:
+        """Count a shard that has not connected as dead."""
+        self._inbox.append((index, None))
+
     def post(self, index: int, slot: Slot) -> None:
         """Have a shard store a slot, and report it if the shard is connected."""
         for message in self._connected[index].insert([slot]):

@@ -20,6 +20,11 @@ from rlsrl.data.version import Version
 from rlsrl.workers.progress import Progress, StopConditions
 from rlsrl.workers.training_ledger import TrainingLedger
 
+BATCH = "batch"
+"""The reason to wait of a rank that has too few samples."""
+BUFFER_WORKERS = "buffer workers"
+"""The reason to wait of a rank whose replay store is in buffer workers that it has not heard."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingBatch:
@@ -65,6 +70,11 @@ class Experience(Protocol):
         Returns None if no batch is complete in time, if the buffer holds lanes that ``grant`` has to drop, and after
         ``close``.
         """
+
+    @property
+    def waits_for(self) -> str:
+        """What the next batch waits for, see ``WorkerContext.waiting``."""
+        return BATCH
 
     def shared(self, batch: TrainingBatch) -> Mapping[str, Any]:
         """Return JSON values that all ranks have to know of this rank's batch."""

@@ -20,7 +20,7 @@ from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.workers.experience import Experience, TrainingBatch
+from rlsrl.workers.experience import BATCH, BUFFER_WORKERS, Experience, TrainingBatch
 from rlsrl.workers.progress import Progress, StopConditions
 from rlsrl.workers.replay_store import Drawing, ReplayStore
 from rlsrl.workers.stored_transitions import DrawnRows, OpenedStore, Settlement
@@ -216,6 +216,12 @@ class ReplayExperience(Experience):
             return False
         assert self._version is not None, "granted before"
         return self._store.is_ready(self._version.step)
+
+    @property
+    @override
+    def waits_for(self) -> str:
+        with self._changed:
+            return BATCH if self._store.takes_slots else BUFFER_WORKERS
 
     @override
     def shared(self, batch: TrainingBatch) -> Mapping[str, Any]:

@@ -45,7 +45,10 @@ class Shards(Protocol):
     show_life_seconds: float
 
     def take(self) -> Sequence[tuple[int, ReplayMessage | None]]:
-        """Return (index of the shard, message) of all that has come since the last call; None ends a connection."""
+        """Return (index of the shard, message) of all that has come since the last call.
+
+        None: its connection has ended, or it has not connected for so long that it counts as dead.
+        """
 
     def send(self, shard: int, message: ReplayMessage) -> None:
         """Send a message to the shard with that index. No effect if it is not connected."""
@@ -63,6 +66,8 @@ class _Shard:
     """Its transitions that the limiter counts as those of the present store; 0 while it is not connected."""
     has_resumed: bool = False
     """Whether this life of the rank has told it from which training step it resumes."""
+    is_awaited: bool = True
+    """Whether this life of the rank has neither heard it nor given it up; see ``Shards.take``."""
     content: ShardContent | None = None
     """What it holds; None while it is not connected."""
     lanes: int = 0
@@ -77,6 +82,8 @@ class _Draw:
 
     trial: int
     allotment: Allotment
+    lives: Mapping[int, int]
+    """The life of each shard that was asked."""
     parts: dict[int, list[Rows]]
     """Those that have come, by shard."""
 
@@ -158,11 +165,11 @@ class ShardedStore(ReplayStore):
     @property
     @override
     def takes_slots(self) -> bool:
-        """Whether each shard has been heard in this life of the rank, and one is connected.
+        """Whether one shard is connected, and each other one was heard in this life of the rank or counts as dead.
 
         Until then it is not known how much can be drawn, and what would be granted beyond the bound.
         """
-        return bool(self._contents) and all(shard.has_resumed for shard in self._shards.values())
+        return bool(self._contents) and not any(shard.is_awaited for shard in self._shards.values())
 
     @property
     def _contents(self) -> dict[int, ShardContent]:
@@ -192,7 +199,7 @@ class ShardedStore(ReplayStore):
         if (shard := self._shards.get(index)) is None:
             _log.warning("foreign_shard", index=index)
         elif message is None:
-            shard.content = None
+            shard.content, shard.is_awaited = None, False
             lanes, shard.lanes = shard.lanes, 0
             fresh, shard.fresh = shard.fresh, 0
             self._draws = {step: draw for step, draw in self._draws.items() if index not in draw.missing}
@@ -221,7 +228,7 @@ class ShardedStore(ReplayStore):
         self._env_steps += new
         # One that comes late has trained nothing in this life of the rank, and may have in a former one.
         step = self._step if shard.has_resumed else self._resumes_from
-        shard.has_resumed = True
+        shard.has_resumed, shard.is_awaited = True, False
         seconds = self._connections.show_life_seconds
         self._connections.send(index, RankWelcome(step=step, show_life_seconds=seconds))
         for settle in shard.unsettled:
@@ -255,7 +262,8 @@ class ShardedStore(ReplayStore):
         trial = self._trials[step] = self._trials.get(step, -1) + 1
         rng = np.random.default_rng((self._drawing.seed, step, trial))
         allotment = Allotment.draw(masses, self._drawing.num_rows, rng)
-        self._draws[step] = _Draw(trial=trial, allotment=allotment, parts={})
+        lives = {index: self._shards[index].life for index in allotment.num_rows}
+        self._draws[step] = _Draw(trial=trial, allotment=allotment, lives=lives, parts={})
         for index, num_rows in allotment.num_rows.items():
             request = DrawRequest(step=step, trial=trial, num_rows=num_rows, seed=self._drawing.seed)
             self._connections.send(index, request)
@@ -292,9 +300,13 @@ class ShardedStore(ReplayStore):
 
     @override
     def settle(self, settlement: Settlement) -> int:
-        """As ``ReplayStore.settle``. The shards count later, and the number is of what they have told since."""
+        """As ``ReplayStore.settle``. The shards count later, and the number is of what they have told since.
+
+        A shard that has lost its content since the draw is told nothing: its keys mean other transitions now.
+        """
         self._step = settlement.step
-        allotment = self._draws.pop(settlement.step - 1).allotment
+        draw = self._draws.pop(settlement.step - 1)
+        allotment = draw.allotment
         self._trials.pop(settlement.step - 1)
         num_rows = len(settlement.keys)
         is_trained = np.full(num_rows, settlement.trained_rows is None)
@@ -307,6 +319,8 @@ class ShardedStore(ReplayStore):
             for name, rows in (("key", settlement.keys), ("is_trained", is_trained), ("error", error))
         }
         for index, rows in allotment.num_rows.items():
+            if draw.lives[index] != self._shards[index].life:
+                continue
             arrays = {name: of_shards[index] for name, of_shards in parts.items()}
             settle = Settle(step=settlement.step, num_rows=rows, arrays=arrays)
             self._shards[index].unsettled.append(settle)

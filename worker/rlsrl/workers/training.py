@@ -262,7 +262,7 @@ class TrainingThread:
             else:
                 self._grant_credits()
                 if batch is None:
-                    with self._context.waiting("batch"):
+                    with self._context.waiting(self._experience.waits_for):
                         batch = self._experience.next_batch(timeout=WAKE_SECONDS)
             if batch is not None and self._compiler.blocks_training:
                 self._compiler.wait(WAKE_SECONDS)

@@ -8,12 +8,17 @@ follow from the present settings, never from a saved state.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 ROUNDING = 1e-6
 """By so much of an update sums of ratios may be wrong. Without it both sides could wait: 180 x 0.35 is below 63."""
+
+
+MOST_OUTSTANDING = 1 << 20
+"""Lanes granted and not arrived, at most, whatever the bound: more than a rank has environments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +111,8 @@ class RatioLimiter:
         """Return how many lanes may be granted now, and count them as granted."""
         coming = self._outstanding
         if (in_turn := self._pace.lanes_in_turn) is None:
-            while self._may_grant(coming):
-                coming += 1
+            counts = range(coming, MOST_OUTSTANDING)
+            coming += bisect_left(counts, True, key=lambda lanes: not self._may_grant(lanes))
         else:
             if coming <= 0:
                 self._left_of_turn = 0 if self.may_train else in_turn - coming
@@ -202,7 +207,7 @@ class RatioLimiter:
         self._fresh = held
 
     def _may_grant(self, lanes: int) -> bool:
-        """Return whether another lane may be granted after ``lanes`` that have not arrived."""
+        """Return whether another lane may be granted after ``lanes`` that have not arrived. If not, not after more."""
         coming = lanes * self._steps_per_lane
         if self._reaches_end(lanes):
             return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
@@ -42,6 +42,7 @@ class ShardServer:
         address: str,
         codec: ReplayCodec,
         *,
+        shards: Iterable[int],
         token: str,
         tls: Tls | None = None,
         peer_timeout: float,
@@ -53,9 +54,10 @@ class ShardServer:
         Args:
             address: Where to listen.
             codec: The stream's messages.
+            shards: The indices of the shards that are to connect.
             token: The experiment's token. Shards must show it.
             tls: Certificates, if shards must have some, too.
-            peer_timeout: Seconds of silence after which a shard counts as dead.
+            peer_timeout: Seconds of silence after which a shard counts as dead, also one that has never connected.
             on_unauthenticated: Called on the event loop for each call without the token.
             clock: For the silence.
 
@@ -68,8 +70,11 @@ class ShardServer:
         self._codec = codec
         self._peer_timeout = peer_timeout
         self._now = (clock or SystemClock()).monotonic
+        self._began = self._now()
         self._changed = threading.Condition()
         """Guards all that follows."""
+        self._awaited = {*shards}
+        """Those that have not connected, until they count as dead."""
         self._connections: dict[int, _Connection] = {}
         """By the shard's index."""
         self._inbox: list[tuple[int, ReplayMessage | None]] = []
@@ -95,10 +100,15 @@ class ShardServer:
             for connection in [*self._connections.values()]:
                 if self._now() - connection.heard > self._peer_timeout:
                     self._end(connection, f"no message for {self._peer_timeout} s")
+            if self._awaited and self._now() - self._began > self._peer_timeout:
+                self._give_up_awaited()
             self._changed.wait_for(lambda: self._inbox or self._closed, timeout)
 
     def take(self) -> Sequence[tuple[int, ReplayMessage | None]]:
-        """Return (index of the shard, message) of all that has come since the last call; None ends a connection."""
+        """Return (index of the shard, message) of all that has come since the last call.
+
+        None: its connection has ended, or it has not connected for ``peer_timeout`` seconds.
+        """
         with self._changed:
             taken, self._inbox = self._inbox, []
             return taken
@@ -124,6 +134,13 @@ class ShardServer:
             self._put(connection.index, None)
             _log.info("shard_gone", shard=connection.index, reason=reason)
         self._server.end(connection.stream, reason)
+
+    def _give_up_awaited(self) -> None:
+        """Report the shards that have not connected as dead. The lock is held."""
+        for index in sorted(self._awaited):
+            self._put(index, None)
+            _log.warning("shard_away", shard=index, reason=f"no connection for {self._peer_timeout} s")
+        self._awaited.clear()
 
     def _put(self, shard: int, message: ReplayMessage | None) -> None:
         self._inbox.append((shard, message))
@@ -162,6 +179,7 @@ class ShardServer:
         with self._changed:
             if (former := self._connections.get(hello.index)) is not None:
                 self._end(former, "the shard has connected again")
+            self._awaited.discard(hello.index)
             connection = self._connections[hello.index] = _Connection(stream, hello.index, self._now())
             self._put(hello.index, hello)
         return connection

@@ -77,9 +77,11 @@ def open_sharded_replay(
         OSError: another process serves the rank's endpoint.
     """
     codec = replay_codec(config.environment, slot, config.algorithm.chosen)
+    shards = range(rank, replay.num_shards * config.num_trainers, config.num_trainers)
     server = ShardServer(
         own_address(config.serving(config.samples_endpoints, context.index)),
         codec,
+        shards=shards,
         token=context.token,
         tls=context.tls,
         peer_timeout=config.peer_timeout_seconds,
@@ -96,7 +98,7 @@ def open_sharded_replay(
         server,
         codec=codec,
         drawing=drawing,
-        indices=range(rank, replay.num_shards * config.num_trainers, config.num_trainers),
+        indices=shards,
         lanes_per_slot=replay.most_lanes,
         step=0 if state is None else state.version.step,
         state=saved,

@@ -482,7 +482,7 @@ def _experience(
         return replay_experience(
             config, config.replay, state, store, consumer, ledger, rank=rank, normalizer=normalizer
         )
-    limiter = RateLimiter.on_policy(batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
+    limiter = RateLimiter(batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
     if state is not None:
         limiter.load_state_dict(limiter_states(state)[0])
     return OnPolicyExperience(
