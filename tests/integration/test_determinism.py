@@ -26,12 +26,14 @@ spec:
   parameters: {everySteps: 10, keepLast: 1000}
   stop: {trainSteps: 80}
 """
+PPO, DQN = "ppo: {epochs: 2, minibatchSize: 128}", "dqn: {minibatchSize: 32, replay: {capacity: 6000, start: 1024}}"
+REPLAY = EXPERIMENT.replace(PPO, DQN).replace("{maxPolicyLag: 0}", "{maxPolicyLag: 0, trainStepsPerEnvStep: 0.0625}")
 OTHER_SEED = ("--seed", "5")
 
 
-def desk_in(folder: Path) -> Desk:
+def desk_in(folder: Path, experiment: str = EXPERIMENT) -> Desk:
     folder.mkdir()
-    return Desk(folder, EXPERIMENT)
+    return Desk(folder, experiment)
 
 
 def run_to_the_end(desk: Desk, *arguments: str) -> None:
@@ -89,16 +91,20 @@ def test_the_same_seed_gives_the_same_parameters(tmp_path: Path, finished: Desk)
 
 
 @pytest.mark.slow
-def test_two_resumes_of_one_interrupted_run_give_the_same_parameters(tmp_path: Path, finished: Desk) -> None:
-    interrupted = desk_in(tmp_path / "interrupted")
+@pytest.mark.parametrize("experiment", [pytest.param(EXPERIMENT, id="ppo"), pytest.param(REPLAY, id="dqn")])
+def test_two_resumes_of_one_interrupted_run_give_the_same_parameters(
+    experiment: str, tmp_path: Path, finished: Desk
+) -> None:
+    interrupted = desk_in(tmp_path / "interrupted", experiment)
     step = interrupt_after(interrupted, 10, *OTHER_SEED)
     assert bits(interrupted, 0) != bits(finished, 0), "another seed, other weights"
     assert bits(interrupted, 10) != bits(finished, 10)
-    copies = [desk_in(tmp_path / name) for name in ("copy", "another")]
+    copies = [desk_in(tmp_path / name, experiment) for name in ("copy", "another")]
     for copy in copies:
         shutil.copytree(interrupted.run_folder, copy.run_folder)
         run_to_the_end(copy, *OTHER_SEED)
         assert copy.facts().logged("trainer-0", "resumed")[-1]["version"] == f"1.{step}"
+        assert not any(copy.facts().json("summary.json")["ledger"]["lost"].values()), "a store goes on with all it had"
     one, another = copies
     assert bits(one, 80) == bits(another, 80)
     mine, theirs = final_state(one), final_state(another)
