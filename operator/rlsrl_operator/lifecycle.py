@@ -47,7 +47,7 @@ def _decide(
     if status.phase in TERMINAL:
         return status
     current = [pod for pod in pods if template_of(pod) == templates.get(pod["metadata"]["labels"][ROLE_LABEL])]
-    if (error := final_error(current)) is not None:
+    if (error := final_error([pod for pod in current if not _is_dispensable(pod, context)])) is not None:
         return _finished(status, "Failed", error.reason, error.message, context, now)
     complete = statuses.condition(status, GANG_COMPLETE)
     since = parse_time(complete.last_transition_time) if complete is not None and complete.status == "True" else None
@@ -195,6 +195,16 @@ def _is_at_fault(workload: str, status: ExperimentStatus) -> bool:
     if finished is None or finished.status != "True" or finished.reason not in FINAL_CODES.values():
         return False
     return finished.message.startswith(f"{workload}-")
+
+
+def _is_dispensable(pod: Manifest, context: ExperimentContext) -> bool:
+    """Return whether training goes on if the pod's worker cannot run: the evaluator of a fixed version (0057).
+
+    The version may be tagged later.
+    """
+    evaluators = context.experiment.spec.evaluators
+    plays_fixed_version = evaluators is not None and evaluators.parameters is not None
+    return plays_fixed_version and pod["metadata"]["labels"][ROLE_LABEL] == EVALUATOR
 
 
 def _of(role: str, pods: Sequence[Manifest]) -> list[Manifest]:

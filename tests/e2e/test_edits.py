@@ -9,13 +9,15 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlsrl.local.metrics_log import fixed_evaluations, read_rows
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import goes_on
-from rlsrl.testing.kubectl import ClusterExperiment, KubectlFailed, Namespace, namespace
+from rlsrl.testing.kubectl import ClusterExperiment, KubectlFailed, Namespace, namespace, run
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -130,6 +132,30 @@ def test_a_suspended_experiment_has_no_pods_and_resumes_from_its_step(long: Clus
     long.await_phase("Running")
     goes_on(long)
     assert (long.status["restarts"], long.status["recentFailures"]) == (0, 0)
+
+
+def test_the_evaluator_of_an_edit_plays_a_tag_once_it_exists_and_training_goes_on_without_it(
+    long: ClusterExperiment, tmp_path: Path
+) -> None:
+    before, attempt = lives(long, *ROLES), long.status["attempt"]
+    edit(long, evaluators={"environments": 2, "episodesPerEnvironment": 1, "parameters": {"tag": "reference"}})
+    error = "evaluators.parameters.tag 'reference': policy 'default' has no version or tag"
+    until(lambda: error in long.condition("Ready").get("message", ""), "the status has the evaluator's error")
+    goes_on(long)
+    words = ("kubectl", "rlsrl", "params", "tag", long.name, "latest", "reference")
+    tagged = run(*words, "--namespace", long.where.name).partition(":")[0]
+
+    def results() -> list[dict[str, Any]]:
+        long.copy_run_files("metrics.jsonl", tmp_path)
+        return fixed_evaluations(read_rows(tmp_path / "metrics.jsonl"))
+
+    (result,) = until(results, "the result is on the learning curve")
+    assert (result["version"], result["episodes"]) == (tagged, 2)
+    assert result["return_mean"] >= 1, "the reward of each step"
+    until(lambda: long.condition("Ready").get("status") == "True", "the evaluator waits for the end of the run")
+    assert (lives(long, *ROLES), long.status["attempt"], long.phase) == (before, attempt, "Running")
+    edit(long, evaluators=None)
+    until(lambda: not long.pods("evaluator"), "its pod is gone")
 
 
 def test_live_settings_reach_the_workers_without_a_restart(long: ClusterExperiment) -> None:

@@ -1,13 +1,15 @@
-"""A real Prometheus scrapes the operator and an experiment's pods, found and labelled as the chart's PodMonitors say.
+"""A real Prometheus measures the operator and an experiment's pods, and the coordinator shows its workers' metrics.
 
-It runs beside the cluster and reaches pods through the API server; the test does the work of the
-Prometheus operator and of Prometheus's discovery, from a PodMonitor to its targets.
+Prometheus scrapes the pods, found and labelled as the chart's PodMonitors say. It runs beside the cluster and reaches
+pods through the API server; the test does the work of the Prometheus operator and of Prometheus's discovery, from a
+PodMonitor to its targets.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,8 +19,10 @@ import pytest
 import yaml
 
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.kubectl import ClusterExperiment, Namespace, api_proxy, run
+from rlsrl.testing.faults import role_of
+from rlsrl.testing.kubectl import ClusterExperiment, Namespace, api_proxy, namespace, run
 from rlsrl.testing.prometheus import Prometheus, Target
+from rlsrl.testing.tensorboard import WORK_METRICS, roles_at_work
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -41,6 +45,7 @@ EXPERIMENT: Object = {
         # The image lacks the extra `video`: what is not recorded is counted, too.
         "evaluators": {"replicas": 1, "environments": 2, "episodesPerEnvironment": 1, "video": {}},
         "parameters": {"everySeconds": 2},
+        "tracking": {"workerSeconds": 2},
         "stop": {"envSteps": 1_000_000_000},
     },
 }
@@ -48,10 +53,21 @@ EXPERIMENT: Object = {
 CHOICES = {"$experiment": "watched", "$role": ".+", "$__rate_interval": "30s"}
 
 
-def monitors(namespace: str) -> list[Object]:
+@pytest.fixture(scope="module")
+def watched(system: Namespace) -> Iterator[ClusterExperiment]:
+    """Yield the experiment of all tests here, which runs."""
+    assert system.name
+    with namespace(f"e2e-watched-{uuid.uuid4().hex[:8]}", wait=False) as where:
+        where.apply(EXPERIMENT)
+        experiment = ClusterExperiment(where, "watched")
+        experiment.await_phase("Running")
+        yield experiment
+
+
+def monitors(release_namespace: str) -> list[Object]:
     """Return the PodMonitors of the installed release."""
     made = run(
-        "helm", "template", "rlsrl", str(CHART), "--namespace", namespace,
+        "helm", "template", "rlsrl", str(CHART), "--namespace", release_namespace,
         "--set", "metrics.podMonitor.enabled=true", "--show-only", "templates/monitoring.yaml",
     )  # fmt: skip
     return [each for each in yaml.safe_load_all(made) if each["kind"] == "PodMonitor"]
@@ -114,10 +130,10 @@ def queries(dashboard: str) -> Iterator[str]:
         yield from (target["expr"] for target in panel.get("targets", ()))
 
 
-def test_every_panel_shows_data_and_no_alert_fires(system: Namespace, where: Namespace, tmp_path: Path) -> None:
-    where.apply(EXPERIMENT)
-    experiment = ClusterExperiment(where, "watched")
-    experiment.await_phase("Running")
+def test_every_panel_shows_data_and_no_alert_fires(
+    system: Namespace, watched: ClusterExperiment, tmp_path: Path
+) -> None:
+    where = watched.where
     with ExitStack() as resources:
         api_server = resources.enter_context(api_proxy())
         found = [
@@ -143,3 +159,12 @@ def test_every_panel_shows_data_and_no_alert_fires(system: Namespace, where: Nam
         writes = server.query("sum by (kind, verb) (rlsrl_operator_api_writes_total)")
         written = {tuple(value for _, value in labels) for labels in writes}
         assert {("Deployment", "apply"), ("RLExperiment/status", "replace"), ("Secret", "create")} <= written
+
+
+def test_tensorboard_shows_the_work_of_every_role(watched: ClusterExperiment, tmp_path: Path) -> None:
+    def roles_shown() -> set[str]:
+        watched.copy_run_files("tensorboard/*", tmp_path)
+        return roles_at_work(tmp_path)
+
+    assert {*WORK_METRICS, "coordinator"} == {role_of(pod) for pod in watched.pods()}, "each role has pods"
+    until(lambda: roles_shown() == {*WORK_METRICS}, "the work of every role is shown")

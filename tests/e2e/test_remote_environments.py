@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import goes_on, lives, role_of
@@ -142,12 +143,16 @@ def server(image: str) -> list[Object]:
     return [SECRET, stateful_set, service(SERVER), deployment, service(FRONT)]
 
 
-def experiment_at(simulators: Namespace) -> Object:
-    """Return an experiment whose environments are in that namespace's server."""
+def experiment_at(simulators: Namespace, *, has_policy_worker: bool) -> Object:
+    """Return an experiment whose environments are in that namespace's server. Each of its roles makes an environment.
+
+    Without a policy worker the actors evaluate the policy.
+    """
     template = {
         "spec": {"containers": [{"name": "worker", "volumeMounts": [TOKEN_MOUNT]}], "volumes": [TOKEN_VOLUME]},
     }
     url = f"http://{FRONT}.{simulators.name}:{PORT}"
+    policy_workers = {"policyWorkers": {"replicas": 1, "podTemplate": template}} if has_policy_worker else {}
     return {
         "apiVersion": "rlsrl.dev/v1alpha1",
         "kind": "RLExperiment",
@@ -172,6 +177,7 @@ def experiment_at(simulators: Namespace) -> Object:
                 "vectorization": "threads",
                 "podTemplate": template,
             },
+            **policy_workers,
             "trainers": {"podTemplate": template},
             "evaluators": {
                 "replicas": 1,
@@ -252,7 +258,7 @@ def away(experiment: ClusterExperiment) -> str:
 def test_an_experiment_trains_in_a_server_whose_pod_ends_again_and_again(
     where: Namespace, simulators: Namespace, actor_image: str
 ) -> None:
-    where.apply(SECRET, experiment_at(simulators))
+    where.apply(SECRET, experiment_at(simulators, has_policy_worker=True))
     experiment = ClusterExperiment(where, NAME)
     until(lambda: experiment.condition("Accepted").get("reason") == "ServiceUnusable", "there is no Service yet")
     assert f"Service {simulators.name}/{FRONT} does not exist" in experiment.condition("Accepted")["message"]
@@ -286,6 +292,8 @@ def test_an_experiment_trains_in_a_server_whose_pod_ends_again_and_again(
         end_pod(simulators)
         goes_on(experiment)
     assert lives(experiment) == began, "no worker was restarted"
+    trained = experiment.env_steps()
+    assert num_chosen_actions(experiment) >= trained > 0, "the policy worker has chosen the action of each step"
 
     stop = {"trainSteps": int(experiment.status["training"]["trainSteps"]) + LAST_STEPS}
     where.kubectl("patch", "rlexperiment", NAME, "--type=merge", "-p", json.dumps({"spec": {"stop": stop}}))
@@ -300,6 +308,13 @@ def test_an_experiment_trains_in_a_server_whose_pod_ends_again_and_again(
     explain(experiment, simulators, ledger["produced"])
 
 
+def num_chosen_actions(experiment: ClusterExperiment) -> float:
+    """Return the number of actions that the policy worker has chosen."""
+    families = text_string_to_metric_families(experiment.page("policy", "/metrics"))
+    found = {sample.name: sample.value for family in families for sample in family.samples}
+    return found["rlsrl_inference_batch_environments_sum"]
+
+
 def explain(experiment: ClusterExperiment, simulators: Namespace, produced: int) -> None:
     """Check that each step in the server belongs to a produced transition, an evaluation, or a step without answer."""
     read = ("exec", f"{SERVER}-0", "--", "python", "-c", READ_JOURNAL, JOURNAL)
@@ -312,6 +327,7 @@ def explain(experiment: ClusterExperiment, simulators: Namespace, produced: int)
     lines = [line for line in log_of_evaluator(experiment) if line.get("event") == "evaluated"]
     evaluated = sum(line["steps"] for line in lines)
     assert min(witness["faults"].values()) > 20, witness["faults"]
+    assert max(witness["most_unanswered"].values()) <= 1, "a session ends with its first step without an answer"
     assert answered["training"].total() == produced
     assert answered["evaluation"].total() == evaluated, [(line["version"], line["steps"]) for line in lines]
     assert taken.pop("inspection", Counter()).total() == 0
@@ -337,10 +353,10 @@ def by_rank(found: Object) -> Counter[int]:
 
 
 def test_the_way_to_the_server_follows_its_service(where: Namespace, simulators: Namespace, actor_image: str) -> None:
-    """The same server, pod and moment: only the rule differs."""
+    """The same server, pod and moment: only the rule differs. The actors evaluate the policy themselves."""
     simulators.apply(*server(actor_image))
     await_server(simulators)
-    where.apply(SECRET, experiment_at(simulators))
+    where.apply(SECRET, experiment_at(simulators, has_policy_worker=False))
     experiment = ClusterExperiment(where, NAME)
     experiment.await_phase("Running")
     goes_on(experiment)

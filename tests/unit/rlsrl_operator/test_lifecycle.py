@@ -394,6 +394,20 @@ def test_deciding_again_from_the_same_pods_changes_nothing(
     assert [getattr(once, name) for name in facts] == [getattr(other, name) for name in facts], "in any order"
 
 
+@pytest.mark.parametrize(
+    ("evaluators", "phase"),
+    [({}, "Failed"), ({"parameters": {"tag": "reference"}}, "Running")],
+    ids=["newest", "fixed"],
+)
+def test_an_evaluator_that_cannot_run_ends_the_experiment_unless_it_plays_a_fixed_version(
+    evaluators: dict[str, Any], phase: Phase
+) -> None:
+    document = minimal()
+    document["spec"] |= {"trainers": {"replicas": 2}, "evaluators": evaluators}
+    pods = [*gang(), pod("evaluator", last_state=ended(2, "rlsrl: it cannot run"), restarts=1)]
+    assert decided(running(), context_of(document), pods, NOW).phase == phase
+
+
 def test_a_new_gang_has_a_new_time_of_completion() -> None:
     later = NOW + timedelta(seconds=30)
     restarting = decided(running(), context(), gang(state=ended(1)), NOW)

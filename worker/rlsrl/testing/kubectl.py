@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import base64
 import json
 import os
 import re
@@ -172,9 +173,28 @@ class ClusterExperiment:
 
     def ledger(self) -> Object:
         """Return the run's ledger from the coordinator."""
-        name = self.pods("coordinator")[0]["metadata"]["name"]
-        found: Object = json.loads(self.where.kubectl("exec", name, "--", "python", "-c", _LEDGER))
+        found: Object = json.loads(self.page("coordinator", "/status"))["ledger"]
         return found
+
+    def page(self, role: str, path: str) -> str:
+        """Return an HTTP page of the role's first pod."""
+        return self._python(role, _PAGE, path)
+
+    def copy_run_files(self, pattern: str, folder: Path) -> None:
+        """Copy the files of the run's folder that match the pattern from the coordinator's volume into a local folder.
+
+        The run must not have begun again from step 0.
+        """
+        run_folder = f"/data/{self.object['metadata']['uid']}"
+        for path, content in json.loads(self._python("coordinator", _FILES, run_folder, pattern)).items():
+            copy = folder / path
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(base64.b64decode(content))
+
+    def _python(self, role: str, program: str, *arguments: str) -> str:
+        """Return the output of a Python program in the role's first pod."""
+        name = self.pods(role)[0]["metadata"]["name"]
+        return self.where.kubectl("exec", name, "--", "python", "-c", program, *arguments)
 
     def exported_return(self, folder: Path) -> float:
         """Export the newest version's weights into a folder, play greedy episodes with them, and return their mean."""
@@ -313,12 +333,18 @@ def processes(uid):
         if uid in groups and command[0]:
             yield int(pid), command
 """
-_LEDGER = """
-import json, os, pathlib, urllib.request
+_PAGE = """
+import os, pathlib, sys, urllib.request
 token = pathlib.Path(os.environ["RLSRL_TOKEN_FILE"]).read_text().strip()
-url = f"http://{os.environ['RLSRL_HOST']}:8080/status"
+url = f"http://{os.environ['RLSRL_HOST']}:8080{sys.argv[1]}"
 request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
-print(json.dumps(json.load(urllib.request.urlopen(request, timeout=10))["ledger"]))
+print(urllib.request.urlopen(request, timeout=10).read().decode())
+"""
+_FILES = """
+import base64, json, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+paths = {str(path.relative_to(folder)): path for path in folder.glob(sys.argv[2])}
+print(json.dumps({name: base64.b64encode(path.read_bytes()).decode() for name, path in paths.items()}))
 """
 
 _USAGE = f"""{_PROCESSES}

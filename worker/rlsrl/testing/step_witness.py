@@ -66,35 +66,39 @@ class StepWitness(ClosedAtExit):
     def answered(self, purpose: str) -> Counter[int]:
         """Return, by rank, the number of answered steps of environments with that purpose."""
         found: Counter[int] = Counter()
-        for each in self.sessions(purpose):
+        for each in self._sessions_of(purpose):
             found[each.rank] += len(each.answered)
         return found
 
     def unanswered(self, purpose: str) -> Counter[int]:
         """Return, by rank, the number of steps that a client has asked for and got no answer to."""
         found: Counter[int] = Counter()
-        for each in self.sessions(purpose):
+        for each in self._sessions_of(purpose):
             found[each.rank] += len(each.asked - each.answered)
         return found
 
-    def sessions(self, purpose: str) -> list[SessionRecord]:
-        """Return the sessions of environments with that purpose."""
-        with self._lock:
-            return [each for each in self._sessions.values() if each.purpose == purpose]
+    def most_unanswered(self, purpose: str) -> int:
+        """Return the most steps of one session of environments with that purpose that a client got no answer to."""
+        return max((len(each.asked - each.answered) for each in self._sessions_of(purpose)), default=0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the witness saw, by purpose and rank, as a JSON value."""
+        """Return what the witness saw, by purpose, as a JSON value. Steps of all sessions are by rank."""
         with self._lock:
             purposes = sorted({each.purpose for each in self._sessions.values()})
         return {
             "faults": dict(self.num_faults),
             "answered": {purpose: dict(self.answered(purpose)) for purpose in purposes},
             "unanswered": {purpose: dict(self.unanswered(purpose)) for purpose in purposes},
+            "most_unanswered": {purpose: self.most_unanswered(purpose) for purpose in purposes},
         }
 
     @override
     def close(self) -> None:
         self._proxy.close()
+
+    def _sessions_of(self, purpose: str) -> list[SessionRecord]:
+        with self._lock:
+            return [each for each in self._sessions.values() if each.purpose == purpose]
 
     def _before(self, request: Request) -> bool:
         name, _, call = request.path.removeprefix(f"{SESSIONS}/").partition("/")
