@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from rlsrl.runtime.ledger import read_pages
 from rlsrl.testing.environment_server import EnvironmentServer
 from rlsrl.testing.http_proxy import FaultyProxy, Request
 from rlsrl.testing.live_runs import Desk, LiveRun
+from rlsrl.testing.run_snapshot import take_snapshot
 from rlsrl.testing.served_environments import journaled_steps
 from rlsrl.testing.step_witness import LATE_SECONDS, StepWitness
 
@@ -76,6 +78,18 @@ def cut_episodes(desk: Desk) -> list[int]:
     ]
 
 
+def cuts_in_metrics(run: LiveRun) -> float:
+    """Return how many episodes the actors' metrics count as cut because the server was away."""
+    expositions = take_snapshot(run).expositions
+    return sum(
+        sample.value
+        for index in (0, 1)
+        for family in text_string_to_metric_families(expositions[f"actor-{index}"])
+        for sample in family.samples
+        if sample.name == "rlsrl_environment_faults_total" and sample.labels == {"reason": "unreachable"}
+    )
+
+
 def until_trained(run: LiveRun, num_steps: int) -> None:
     run.until(lambda: run.facts.train_steps() >= num_steps, f"{num_steps} training steps")
 
@@ -103,6 +117,7 @@ def test_a_run_goes_on_when_its_server_is_killed_and_comes_back(tmp_path: Path, 
             assert sorted(ranks) == sorted(set(ranks)), "each environment lost its episode once at most"
             counted = f"ENVIRONMENT SERVER AWAY: {len(ranks)} episodes cut"
             run.until(lambda: counted in run.output, "the output counts them")
+            assert cuts_in_metrics(run) == len(ranks)
             assert desk.call("control", "live", "stop").returncode == 0
             assert run.wait() == 0, run.output
         assert cut_episodes(desk) == ranks

@@ -162,14 +162,22 @@ def test_a_run_that_stands_still_says_why_until_it_goes_on(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vectorization", ["loop", "threads"])
-def test_a_step_within_its_limit_costs_its_actor_no_credit(tmp_path: Path, vectorization: str) -> None:
+@pytest.mark.parametrize(
+    ("vectorization", "roles"),
+    [
+        pytest.param("loop", "", id="loop"),
+        pytest.param("threads", "", id="threads"),
+        pytest.param("loop", "transport: grpc", id="loop, grpc"),
+    ],
+)
+def test_a_step_within_its_limit_costs_its_actor_no_credit(tmp_path: Path, vectorization: str, roles: str) -> None:
     """The step lasts longer than consumers wait for silent producers."""
     place = Place(
         tmp_path,
         method="step",
         vectorization=vectorization,
         limits="stepSeconds: 600",
+        roles=roles,
         seconds=1.5 * PEER_TIMEOUT_SECONDS,
     )
     with place.desk.begin() as run:

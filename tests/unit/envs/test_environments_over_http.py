@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -33,13 +33,19 @@ from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.runtime.call_board import CALL_NAMES, LANE
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.testing.environment_server import EnvironmentServer
-from rlsrl.testing.http_proxy import FaultyProxy, Request
+from rlsrl.testing.http_proxy import FaultyProxy, ProxyAnswer, Request
+from rlsrl.testing.live_runs import fetch
 from rlsrl.testing.served_environments import ServedEnv
 from rlsrl.testing.servers import free_address
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
 SERVED = ("--factory", "rlsrl.testing.served_environments:ServedEnv")
 ACTION = (2, np.array([0.5, -0.5], np.float32))
+GATEWAYS_PAGE = b"""<html>
+<head><title>It does not work</title></head>
+<body><center><h1>It does not work</h1></center><hr><center>gateway/1.0</center></body>
+</html>
+"""
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +68,16 @@ def open_env(url: str, *, kwargs: dict[str, Any] | None = None, **options: Any) 
     return HttpEnv(ServerAccess(quick(url, **options)), kwargs=kwargs)
 
 
-def drop(method: str, path: str, times: int = 1) -> Callable[[Request], bool]:
+def drop(
+    method: str, path: str, times: int = 1, *, instead: Literal[False] | ProxyAnswer = False
+) -> Callable[[Request], bool | ProxyAnswer]:
     left = [times]
 
-    def hook(request: Request) -> bool:
+    def hook(request: Request) -> bool | ProxyAnswer:
         if request.method != method or not request.path.endswith(path) or not left[0]:
             return True
         left[0] -= 1
-        return False
+        return instead
 
     return hook
 
@@ -152,6 +160,44 @@ def test_a_request_that_is_lost_is_sent_again_and_steps_once(
         assert len([each for each in proxy.requests if each.path.endswith("/step")]) == 5
 
 
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_a_step_that_a_gateway_answers_in_the_servers_place_is_tried_again_and_taken_once(
+    server: EnvironmentServer, proxy: FaultyProxy, status: int
+) -> None:
+    page = ProxyAnswer(status=status, body=GATEWAYS_PAGE)
+    with closing(open_env(proxy.endpoint)) as env:
+        env.reset(seed=0)
+        before = server.num_steps
+        proxy.before = drop("POST", "/step", instead=page)  # without asking the server
+        proxy.after = drop("POST", "/step", instead=page)  # and once after the server has stepped
+        assert env.step(ACTION)[0]["count"].tolist() == [1, 1, 1]
+        assert env.step(ACTION)[0]["count"].tolist() == [2, 2, 2]
+        assert server.num_steps == before + 2
+        assert len([each for each in proxy.requests if each.path.endswith("/step")]) == 4
+
+
+def test_a_gateway_that_knows_no_such_page_is_refused_at_once_in_one_line(proxy: FaultyProxy) -> None:
+    proxy.before = drop("PUT", "", instead=ProxyAnswer(status=404, body=100 * GATEWAYS_PAGE))
+    with pytest.raises(ConfigurationError) as caught:
+        open_env(proxy.endpoint)
+    text = str(caught.value)
+    assert text.startswith(f"the environment server {proxy.endpoint} refuses PUT /v1/sessions/")
+    assert "404: <html> <head><title>It does not work</title></head>" in text
+    assert text.endswith("; is there an environment server at environment.http.url?")
+    assert "\n" not in text
+    assert len(text) < 600
+    assert [each.method for each in proxy.requests] == ["PUT", "DELETE"], "it was not tried again"
+
+
+def test_a_gateway_whose_server_stays_away_is_quoted_in_one_line(proxy: FaultyProxy) -> None:
+    proxy.before = drop("PUT", "", times=9, instead=ProxyAnswer(status=502, body=GATEWAYS_PAGE))
+    with pytest.raises(EnvironmentUnreachable) as caught:
+        open_env(proxy.endpoint, retries=2)
+    text = str(caught.value)
+    assert text.startswith(f"the environment server {proxy.endpoint} is away: status 502: <html> <head><title>It does")
+    assert "\n" not in text
+
+
 def test_a_step_that_is_still_running_is_not_begun_again(server: EnvironmentServer) -> None:
     with closing(open_env(server.url, kwargs={"step_seconds": 0.6}, timeout_seconds=0.25, retries=20)) as env:
         env.reset(seed=0)
@@ -188,6 +234,7 @@ def test_the_interface_describes_itself(server: EnvironmentServer) -> None:
         "/v1/sessions/{session}/step",
     }
     assert ask(server, "GET", "/v1/spaces")[1]["action_space"]["type"] == "Tuple"
+    assert "'/openapi.json'" in fetch(f"{server.url}/docs"), "the page shows this document"
 
 
 def test_malformed_requests_say_what_is_wrong(server: EnvironmentServer) -> None:

@@ -1,4 +1,4 @@
-"""An HTTP proxy that causes faults on demand: it delays or drops requests, or drops answers or parts of them."""
+"""An HTTP proxy that causes faults on demand: it delays, drops or answers requests, or drops or cuts their answers."""
 
 from __future__ import annotations
 
@@ -36,6 +36,15 @@ class Request:
     """Of the server's answer; 0 before it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProxyAnswer:
+    """An answer of the proxy itself, as gateways give one while their server is away."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "text/html"
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
@@ -54,10 +63,12 @@ class FaultyProxy(ClosedAtExit):
 
     def __init__(self, upstream: str, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         """``upstream`` is the server's URL. Listen at ``address``; port 0: any free port."""
-        self.before: Callable[[Request], bool] = lambda _: True
-        """Called with each request before it is forwarded. It may wait; False closes the connection instead."""
-        self.after: Callable[[Request], bool] = lambda _: True
-        """Called with each request after the server's answer. False closes the connection instead of answering."""
+        self.before: Callable[[Request], bool | ProxyAnswer] = lambda _: True
+        """Called with each request before it is forwarded. It may wait. True forwards the request; False closes the
+        connection; an answer is sent instead."""
+        self.after: Callable[[Request], bool | ProxyAnswer] = lambda _: True
+        """Called with each request after the server's answer. True forwards the answer; False closes the connection;
+        another answer is sent instead."""
         self.line: Callable[[Request, bytes], bytes | None] = lambda _, line: line
         """Called with each line of an answer without a length. It may wait. It returns the line to send; None ends."""
         self.requests: list[Request] = []
@@ -107,8 +118,7 @@ class FaultyProxy(ClosedAtExit):
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 request = Request(number=next(proxy._numbers), method=self.command, path=self.path, body=body)
                 proxy.requests.append(request)
-                if not proxy.before(request):
-                    self.close_connection = True
+                if not _goes_on(self, proxy.before(request)):
                     return
                 with proxy._forwarded(self, body) as (upstream, response):
                     request = replace(request, status=response.status)
@@ -116,8 +126,7 @@ class FaultyProxy(ClosedAtExit):
                         self._forward_lines(request, upstream, response)
                         return
                     answer = response.read()
-                if not proxy.after(request):
-                    self.close_connection = True
+                if not _goes_on(self, proxy.after(request)):
                     return
                 length = response.getheader("Content-Length") if self.command == "HEAD" else str(len(answer))
                 self._begin(response, "Content-Length", length or "0")
@@ -133,7 +142,7 @@ class FaultyProxy(ClosedAtExit):
 
             def _forward_lines(self, request: Request, upstream: socket.socket, response: HTTPResponse) -> None:
                 is_last, self.close_connection = self.close_connection, True
-                if not proxy.after(request):
+                if not _goes_on(self, proxy.after(request)):
                     return
                 self._begin(response, "Transfer-Encoding", "chunked")
                 # An answer that is cut ends without the last chunk: the client sees a broken connection.
@@ -183,3 +192,16 @@ class FaultyProxy(ClosedAtExit):
             yield end, upstream.getresponse()
         finally:
             upstream.close()
+
+
+def _goes_on(handler: BaseHTTPRequestHandler, verdict: bool | ProxyAnswer) -> bool:
+    """Return whether the request goes on. If it does not, answer it, or close its connection."""
+    if isinstance(verdict, ProxyAnswer):
+        handler.send_response_only(verdict.status)
+        handler.send_header("Content-Type", verdict.content_type)
+        handler.send_header("Content-Length", str(len(verdict.body)))
+        handler.end_headers()
+        handler.wfile.write(verdict.body)
+        return False
+    handler.close_connection |= not verdict
+    return verdict
