@@ -315,6 +315,12 @@ def workers() -> Row:
                 "Since the last step, once the run stands still; 0 before.",
             ),
             one(
+                "Paused",
+                "short",
+                TARGETS.level("max", Metrics.paused, *EXPERIMENT),
+                "1 while workers without which no step is taken are paused.",
+            ),
+            one(
                 "Environments that wait for their server",
                 "short",
                 TARGETS.level("max", Metrics.environment_server_waits, *EXPERIMENT),

@@ -91,5 +91,7 @@ def test_twenty_pauses_at_random_cost_neither_the_goal_nor_the_ledger(where: Nam
     where.kubectl("patch", "rlexperiment", experiment.name, "--type=merge", "-p", patch)
     experiment.await_phase("Succeeded", seconds=1800.0)
     assert experiment.condition("Finished")["reason"] == "Succeeded"
-    assert experiment.ledger()["balanced"]
+    ledger = experiment.ledger()
+    assert ledger["balanced"], ledger
+    assert not any(ledger["lost"].values()), ledger
     assert (experiment.status["restarts"], experiment.status["attempt"]) == (0, 1)

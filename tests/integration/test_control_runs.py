@@ -62,6 +62,7 @@ def begin(desk: Desk) -> LiveRun:
 def assert_ended_well(facts: RunFolderFacts) -> dict[str, Any]:
     summary = facts.json("summary.json")
     assert summary["ledger"]["balanced"], summary["ledger"]
+    assert not any(summary["ledger"]["lost"].values()), summary["ledger"]
     assert (summary["restarts"], summary["attempts"]) == ({}, 1)
     assert facts.leftovers() == []
     return summary

@@ -37,6 +37,7 @@ WELL: dict[str, str | None] = {
     f'rlsrl_minibatches_total{{{EXPERIMENT},outcome="taken"}}': "0+600x180",
     f'rlsrl_minibatches_total{{{EXPERIMENT},outcome="skipped"}}': "0x180",
     f"rlsrl_stalled_seconds{{{EXPERIMENT}}}": "0x180",
+    f"rlsrl_paused{{{EXPERIMENT}}}": "0x180",
     f"rlsrl_environment_server_waits{{{EXPERIMENT}}}": "0x180",
     f'rlsrl_workers{{{EXPERIMENT},worker_role="actor"}}': "2x180",
     f'rlsrl_workers_wanted{{{EXPERIMENT},worker_role="actor"}}': "2x180",
@@ -61,14 +62,33 @@ def series(name: str) -> str:
 
 
 STEPS = series("rlsrl_env_steps_total")
+TRAIN_STEPS = series("rlsrl_train_steps_total")
 STALLED = series("rlsrl_stalled_seconds")
+STORED_AT = series("rlsrl_durable_version_timestamp_seconds")
 STORE = series("rlsrl_replay_transitions")
 OTHER_STORE = STORE.replace("trainer-0", "trainer-1")
 LOST = f'rlsrl_ledger_transitions{{{EXPERIMENT},term="lost.receiver_died"}}'
 COORDINATOR = f'up{{{EXPERIMENT},role="coordinator"}}'
 OPERATOR = 'up{namespace="rlsrl-system",pod="o",role="operator"}'
 SKIPPED = f'rlsrl_minibatches_total{{{EXPERIMENT},outcome="skipped"}}'
+TAKEN = f'rlsrl_minibatches_total{{{EXPERIMENT},outcome="taken"}}'
+STALE = f'rlsrl_ledger_transitions{{{EXPERIMENT},term="dropped.stale"}}'
 RUNNING = f'{PHASE}"Running"}}'
+
+RESTARTS = series("rlsrl_experiment_gang_restarts_total")
+BEHIND = series("rlsrl_train_steps_behind")
+OF_PODS = {name: values for name, values in WELL.items() if EXPERIMENT in name and name not in (RUNNING, RESTARTS)}
+"""What a run's own pods export."""
+
+PAUSED: Series = {
+    series("rlsrl_paused"): "0x60 1x110 0x8",
+    STEPS: "0+6000x60 360000x110 366000+6000x8",
+    TRAIN_STEPS: "0+10x60 600x110 610+10x8",
+    STALE: "0+6000x60 360000x110 366000+6000x8",
+    TAKEN: "0+600x60 36000x110 36600+600x8",
+    STORED_AT: "0+60x60 3600x110 10320+60x8",
+}
+"""A pause of all workers from the 61st to the 171st minute. Workers keep their leases, and the phase stays Running."""
 
 SILENT: dict[str, Series] = {
     "a run that trains": {},
@@ -77,34 +97,38 @@ SILENT: dict[str, Series] = {
         f'{PHASE}"Succeeded"}}': "_x100 1x80",
         STEPS: "0+6000x100",
         series("rlsrl_workers"): "2x100 0x80",
-        series("rlsrl_durable_version_timestamp_seconds"): "0+60x100",
-        series("rlsrl_train_steps_total"): "0+10x100",
+        STORED_AT: "0+60x100",
+        TRAIN_STEPS: "0+10x100",
         series("rlsrl_checkpoint_period_seconds"): "10x100",
     },
     "a run that takes 20 minutes to start": {
         RUNNING: "_x20 1x160",
         f'{PHASE}"Starting"}}': "1x19 _x160",
         STEPS: "_x20 0+6000x160",
-        series("rlsrl_train_steps_total"): "_x20 0+10x160",
+        TRAIN_STEPS: "_x20 0+10x160",
         series("rlsrl_workers"): "1x10 2x170",
     },
     "an actor is replaced, within ten minutes": {series("rlsrl_workers"): "2x60 1x9 2x110"},
     "the coordinator moves to another node, within three minutes": {COORDINATOR: "1x60 0x2 1x118"},
     "the operator is upgraded": {OPERATOR: "1x60 _x2 1x118"},
     "a trainer dies once: the gang restarts, and loses little": {
-        series("rlsrl_experiment_gang_restarts_total"): "0x60 1x120",
+        RESTARTS: "0x60 1x120",
         LOST: "0x60 2048x120",
-        series("rlsrl_durable_version_timestamp_seconds"): "0+60x60 3600x4 3900+60x116",
+        STORED_AT: "0+60x60 3600x4 3900+60x116",
     },
-    "a paused run stores nothing new": {
-        RUNNING: None,
-        f'{PHASE}"Starting"}}': "1x20",
-        series("rlsrl_train_steps_total"): "0+10x60 600x120",
-        series("rlsrl_durable_version_timestamp_seconds"): "0+60x60 3600x120",
+    "a run is suspended: no pod stays": {
+        RUNNING: "1x60",
+        f'{PHASE}"Suspended"}}': "_x60 1x120",
+        **{name: values.replace("x180", "x60") for name, values in OF_PODS.items()},
     },
+    "a run is paused by `control`, and goes on": PAUSED,
+    "a trainer dies shortly before a pause": {**PAUSED, RESTARTS: "0x57 1x122", LOST: "0x57 2048x122"},
+    "a trainer dies during a pause": {**PAUSED, RESTARTS: "0x100 1x79", LOST: "0x100 2048x79"},
+    "a trainer dies shortly before the end of a pause": {**PAUSED, RESTARTS: "0x164 1x15", LOST: "0x164 2048x15"},
+    "a run is paused while it catches up after a rollback": {**PAUSED, BEHIND: "400x50 4000-150x9 2500x119"},
     "a run stands still for three minutes": {STALLED: "0x60 60+60x2 0x117"},
     "the server of the environments starts again": {series("rlsrl_environment_server_waits"): "0x60 8x3 0x117"},
-    "training catches up after a rollback": {series("rlsrl_train_steps_behind"): "400x60 4000-150x20 400x99"},
+    "training catches up after a rollback": {BEHIND: "400x60 4000-150x20 400x99"},
     "a trainer begins again with its store": {STORE: "90000x60 _x2 90000x117"},
     "trainers begin again with their stores, and are scraped one after the other": {
         STORE: "90000x60 _x2 90000x117",
@@ -113,7 +137,7 @@ SILENT: dict[str, Series] = {
     "a few minibatches are skipped": {SKIPPED: "0x60 30x120"},
     "versions are meant to be rare": {
         series("rlsrl_checkpoint_period_seconds"): "3600x180",
-        series("rlsrl_durable_version_timestamp_seconds"): "0x60 3600x60 7200x60",
+        STORED_AT: "0x60 3600x60 7200x60",
     },
     "the operator is busy for a while": {
         series("rlsrl_operator_oldest_key_seconds"): "0.2x60 0+60x5 0.2x115",
@@ -130,14 +154,14 @@ FIRING: dict[str, Sequence[Series]] = {
     "RlsrlExperimentStalled": [{STALLED: "0x160 60+60x20"}],
     "RlsrlEnvironmentServerAway": [{series("rlsrl_environment_server_waits"): "0x160 8x20"}],
     "RlsrlExperimentFailed": [{RUNNING: "1x150", f'{PHASE}"Failed"}}': "_x150 1x30"}],
-    "RlsrlGangRestarting": [{series("rlsrl_experiment_gang_restarts_total"): "0x140 1x10 2x10 3x20"}],
+    "RlsrlGangRestarting": [{RESTARTS: "0x140 1x10 2x10 3x20"}],
     "RlsrlCoordinatorAbsent": [{COORDINATOR: "1x150 0x30"}, {COORDINATOR: "1x150"}],
     "RlsrlWorkersAbsent": [{series("rlsrl_workers"): "2x150 1x30"}],
     "RlsrlCheckpointsFailing": [{series("rlsrl_checkpoints_failed_total"): "0x170 1x10"}],
-    "RlsrlCheckpointLate": [{series("rlsrl_durable_version_timestamp_seconds"): "0+60x150 9000x30"}],
+    "RlsrlCheckpointLate": [{STORED_AT: "0+60x150 9000x30"}],
     "RlsrlMinibatchesSkipped": [{SKIPPED: "0x170 0+300x10"}],
     "RlsrlSamplesLost": [{LOST: "0x160 0+2000x20"}],
-    "RlsrlTrainingBehindGathering": [{series("rlsrl_train_steps_behind"): "400x140 4000x40"}],
+    "RlsrlTrainingBehindGathering": [{BEHIND: "400x140 4000x40"}],
     "RlsrlReplayStoreLost": [{STORE: "90000x170 0+1000x10"}, {OTHER_STORE: "90000x170 0+1000x10"}],
     "RlsrlPolicyLagExceeded": [{series("rlsrl_policy_lag_exceeded_total"): "0x170 1x10"}],
     "RlsrlOperatorAbsent": [{OPERATOR: "1x150 0x30"}, {OPERATOR: "1x150"}],
@@ -183,7 +207,7 @@ def test_promtool_takes_the_rules() -> None:
 
 @pytest.mark.parametrize("what", SILENT)
 def test_no_alert_fires_for_problems_that_heal(what: str, tmp_path: Path) -> None:
-    moments = (10, 30, 66, 75, 110, 130, 179)
+    moments = (10, 30, 66, 75, 85, 110, 130, 174, 179)
     assert firing(SILENT[what], tmp_path, *moments) == [set() for _ in moments]
 
 

@@ -9,6 +9,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from rlsrl.rpc.v1 import coordinator_pb2 as pb
+from rlsrl.runtime.coordination import WorkerState
 from rlsrl.runtime.identity import own_process
 from rlsrl.runtime.ledger import PageRecord
 from rlsrl.runtime.metrics import Metrics
@@ -128,6 +129,28 @@ def test_a_run_that_stands_still_shows_in_the_metric_and_on_the_page(watch: Call
         now, copies = clock.monotonic(), service._state.copies
         page = service._progress.status(service._experiment, copies, now, capacity=roster.capacity)
         assert page["stall"]["reasons"] == [f"trainer-0 has not answered for {now:.0f} s"]
+
+    watch(check, own_process())
+
+
+def test_a_pause_shows_in_the_metric_while_its_workers_are_there(
+    watch: Callable[[Check, str], None],
+) -> None:
+    def check(service: CoordinatorService, roster: Leases, clock: ManualClock) -> None:
+        def shown() -> float | None:
+            return service._metrics.registry.get_sample_value("rlsrl_paused")
+
+        claim = Claim(role="actor", instance="a", index=0)
+        lease = roster.lease(claim, clock.monotonic())
+        assert isinstance(lease, Lease)
+        service._register(pb.Hello(role="actor", instance="a"), claim, lease)
+        for state in (WorkerState.RUNNING, WorkerState.PAUSED, WorkerState.RUNNING, WorkerState.PAUSED):
+            roster.heartbeat("a", clock.monotonic())
+            service._members.update(claim, MemberReport(state=state), clock.monotonic())
+            sweep_for(JUDGE_SECONDS + SWEEP_SECONDS, service, clock)
+            assert shown() == (state is WorkerState.PAUSED)
+        sweep_for(LEASE_SECONDS + JUDGE_SECONDS, service, clock)
+        assert shown() == 0.0
 
     watch(check, own_process())
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from rlsrl.api.resolved import PolicyWorkerConfig
 from rlsrl.data.inference import RolloutRequest, RolloutResult
 from rlsrl.data.version import INITIAL, Version
+from rlsrl.parameters.broadcast import BroadcastPublisher, BroadcastReader
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import Policy
 from rlsrl.policies.exported import ExportedActor
@@ -22,6 +28,7 @@ from rlsrl.runtime.mapping_thread import StageFailed
 from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.pipe import PipeClosed
 from rlsrl.streams.inference import InferenceFailed
+from rlsrl.testing.contexts import TOKEN, RecordingSession, make_context
 from rlsrl.testing.inference_bench import (
     InferenceBench,
     UnixInferenceTransport,
@@ -31,8 +38,10 @@ from rlsrl.testing.inference_bench import (
     until,
     value_of,
 )
+from rlsrl.workers.build.policy import PolicyParts
 from rlsrl.workers.inference import BatchPredictor, InferencePipeline, OnArrivalInference
 from rlsrl.workers.latest_parameters import LatestParameters
+from rlsrl.workers.policy import RESUME, PolicyWorker
 
 DEADLINE = 30.0
 V1, V2, V3 = Version(1, 1), Version(1, 2), Version(1, 3)
@@ -309,6 +318,64 @@ def test_closing_wakes_a_thread_that_waits_for_weights(bench: Bench) -> None:
     assert bench.latest.wanted(DEADLINE) == INITIAL
     bench.inference.close(DEADLINE)
     bench.inference.check()
+
+
+class RunningWorker:
+    """A policy worker that runs in a thread, with the bench's threads, and the publisher of its weights."""
+
+    def __init__(self, bench: Bench, folder: Path, resources: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        name = f"rlsrl-test-{uuid.uuid4()}"
+        self.publisher = resources.enter_context(closing(BroadcastPublisher(name, TOKEN, {})))
+        parts = PolicyParts(
+            parameters=resources.enter_context(closing(BroadcastReader(name, TOKEN))),
+            latest=bench.latest,
+            predictor=bench.predictor,
+            inference=bench.inference,
+            resources=ExitStack(),
+        )
+        monkeypatch.setattr("rlsrl.workers.policy.build_policy_worker", lambda *_, **__: parts)
+        monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)  # else other tests would have it, too
+        self.join_session = RecordingSession()
+        self.rests = threading.Event()
+        self._worker = PolicyWorker(make_context("policy", folder, join_session=self.join_session))
+        running = resources.enter_context(ThreadPoolExecutor(max_workers=1)).submit(self._run)
+        resources.callback(running.result, DEADLINE)
+        resources.callback(self._worker.exit)
+
+    def _run(self) -> None:
+        self._worker.start()
+        self._worker.configure(cast("PolicyWorkerConfig", SimpleNamespace(parameter_pull_seconds=0.01)))
+        self._worker.run(on_rest=lambda rests: self.rests.set() if rests else self.rests.clear())
+
+    def pause(self) -> None:
+        """Pause the worker, and return once it rests."""
+        self._worker.pause()
+        assert self.rests.wait(DEADLINE)
+
+    def resume(self) -> None:
+        self._worker.start()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_paused_worker_answers_by_the_weights_that_it_has_and_other_requests_wait_for_its_resume(
+    make_bench: Callable[..., Bench], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench(kind=kind, starts=False)
+    with ExitStack() as resources:
+        running = RunningWorker(bench, tmp_path, resources, monkeypatch)
+        running.publisher.publish(parameters(V1))
+        assert bench.ask(1)[0].result(DEADLINE).version == V1
+
+        running.pause()
+        running.publisher.publish(parameters(V2))
+        assert bench.ask(2, min_version=V1)[0].result(DEADLINE).version == V1
+        (waits,) = bench.ask(3, min_version=V2)
+        until(lambda: waits.done() or RESUME in running.join_session.turns)
+        assert (waits.done(), running.join_session.reported("version"), bench.policy.loaded) == (False, [V1], [V1])
+
+        running.resume()
+        assert waits.result(DEADLINE).version == V2
+        assert running.join_session.turns[-1] != RESUME
 
 
 def _is_closed(fresh: LatestParameters) -> bool:

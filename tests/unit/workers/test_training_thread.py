@@ -803,6 +803,59 @@ def test_a_batch_in_hand_waits_for_the_end_of_a_pause(tmp_path: Path) -> None:
         until(lambda: bench.learner.steps == 1, "both ranks train")
 
 
+class SecondRank(SoloGang):
+    """A gang of two ranks. This one is rank 1, and rank 0 has the same batches. The test answers for rank 0's pause."""
+
+    rank, size = 1, 2
+
+    def __init__(self) -> None:
+        self.pauses_rank_0 = False
+        self.num_boundaries = 0
+        """How often the ranks have agreed what comes next."""
+
+    @override
+    def agree(self, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
+        first = dict(mine)
+        if "pause" in mine:
+            first["pause"] = self.pauses_rank_0
+            self.num_boundaries += 1
+        return [first, dict(mine)]
+
+    def pass_boundaries(self) -> None:
+        """Return once the thread has passed a whole boundary since this call."""
+        before = self.num_boundaries
+        until(lambda: self.num_boundaries > before + 2, "the ranks agree again")
+
+
+def test_a_rank_pauses_with_rank_0_before_it_is_asked(tmp_path: Path) -> None:
+    gang = SecondRank()
+    with closing(Bench(tmp_path, gang=gang)) as bench:
+        bench.thread.start(is_paused=lambda: bench.is_paused)
+        slot = bench.acquire()
+        gang.pauses_rank_0 = True
+        gang.pass_boundaries()
+        bench.post(slot)
+        gang.pass_boundaries()
+        assert (bench.thread.is_paused, bench.learner.steps) == (True, 0)
+
+        gang.pauses_rank_0 = False
+        until(lambda: bench.learner.steps == 1, "it goes on with rank 0")
+
+
+def test_a_rank_that_is_asked_to_pause_goes_on_until_rank_0_pauses(tmp_path: Path) -> None:
+    gang = SecondRank()
+    with closing(Bench(tmp_path, gang=gang)) as bench:
+        bench.is_paused = True
+        bench.thread.start(is_paused=lambda: bench.is_paused)
+        gang.pass_boundaries()
+        assert not bench.thread.is_paused
+        bench.train(2)
+        until(lambda: bench.learner.steps == 2, "it trains with rank 0")
+
+        gang.pauses_rank_0 = True
+        until(lambda: bench.thread.is_paused, "it pauses with rank 0")
+
+
 def test_a_single_rank_waits_for_no_other(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench()
     bench.train(2)

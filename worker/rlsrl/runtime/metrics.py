@@ -302,6 +302,12 @@ class Metrics:
         unit="seconds",
         roles=(COORDINATOR,),
     )
+    paused = _Declared(
+        Gauge,
+        "paused",
+        "1 while workers without which no step is taken are paused (spec.paused), else 0.",
+        roles=(COORDINATOR,),
+    )
     environment_server_waits = _Declared(
         Gauge,
         "environment_server_waits",

@@ -16,7 +16,7 @@ from rlsrl.workers.long_calls import LongCalls
 from rlsrl.workers.members import Members
 from rlsrl.workers.recent_rate import RecentRate
 from rlsrl.workers.stalls import StepClock, judge
-from rlsrl.workers.status import ExperimentInfo, MemberReport, Stall, build_status, server_waits
+from rlsrl.workers.status import ExperimentInfo, MemberReport, Stall, build_status, paused_roles, server_waits
 
 JUDGE_SECONDS = 5.0
 """The longest time between two judgements of the run."""
@@ -35,6 +35,7 @@ class RunProgress:
         self._env_steps = RecentRate()
         self._step_clock = StepClock(now)
         self._stalled_seconds = metrics.stalled_seconds
+        self._paused = metrics.paused
         self._server_waits = metrics.environment_server_waits
         self._judged_at = now
 
@@ -72,6 +73,8 @@ class RunProgress:
         members, calls = self._members.for_status(), self.long_calls.present(now)
         stall = judge(members, calls, self._step_clock, now, experiment=experiment, capacity=capacity)
         self._stalled_seconds.set(0.0 if stall is None else stall.seconds)
-        waits = server_waits(each for each in members if each.present)
+        present = [each for each in members if each.present]
+        self._paused.set(not experiment.done and bool(paused_roles(present)))
+        waits = server_waits(present)
         self._server_waits.set(0 if waits is None else waits["number"])
         return stall
