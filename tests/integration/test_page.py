@@ -19,7 +19,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.select import Select
 
-from rlsrl.local.run_folder import LOCK, METRICS, RECORD, STATUS
+from rlsrl.local.run_folder import LOCK, METRICS, STATUS
+from rlsrl.local.run_names import RECORD
 from rlsrl.testing.browser import chromium, complaints, text_of
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk, rlsrl_command
 from rlsrl.testing.waiting import until

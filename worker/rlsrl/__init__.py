@@ -5,23 +5,83 @@ process needs), then ``streams``, ``parameters``, ``buffers`` and ``envs`` side 
 ``workers`` (the roles), ``local`` (the controller behind ``rlsrl run``), ``runs`` (for Python programs) and ``cli``.
 
 For programs: ``rlsrl.train(experiment)`` trains, ``rlsrl.load(run)`` returns a trained policy, ``rlsrl.Run(run)`` the
-figures of a run.
+figures of a run. Their errors are here, too.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlsrl.runs import Run, RunFailed, TrainedPolicy, TrainingProgress, load, train
+    from rlsrl.api.document import SpecError
+    from rlsrl.envs.codec import CodecError
+    from rlsrl.envs.rendering import NoVideo
+    from rlsrl.local.controller import RecordsLost
+    from rlsrl.local.folder_check import NothingToResume
+    from rlsrl.local.run_folder import RunFolderError
+    from rlsrl.parameters.protocols import ParameterError
+    from rlsrl.policies.exported import LayoutMismatch
+    from rlsrl.runs.export import ExportRefused
+    from rlsrl.runs.policy import TrainedPolicy, load
+    from rlsrl.runs.progress import TrainingProgress
+    from rlsrl.runs.run import Run
+    from rlsrl.runs.training import RunFailed, train
+    from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
+    from rlsrl.runtime.extras import NotInstalled
+    from rlsrl.runtime.ledger import LedgerError
 
-__all__ = ["Run", "RunFailed", "TrainedPolicy", "TrainingProgress", "load", "train"]
+__all__ = [
+    "CodecError",
+    "ConfigurationError",
+    "EnvironmentFailed",
+    "ExportRefused",
+    "LayoutMismatch",
+    "LedgerError",
+    "NoVideo",
+    "NotInstalled",
+    "NothingToResume",
+    "ParameterError",
+    "RecordsLost",
+    "Run",
+    "RunFailed",
+    "RunFolderError",
+    "SpecError",
+    "TrainedPolicy",
+    "TrainingProgress",
+    "load",
+    "train",
+]
+
+_MODULES = {
+    "CodecError": "rlsrl.envs.codec",
+    "ConfigurationError": "rlsrl.runtime.errors",
+    "EnvironmentFailed": "rlsrl.runtime.errors",
+    "ExportRefused": "rlsrl.runs.export",
+    "LayoutMismatch": "rlsrl.policies.exported",
+    "LedgerError": "rlsrl.runtime.ledger",
+    "NoVideo": "rlsrl.envs.rendering",
+    "NotInstalled": "rlsrl.runtime.extras",
+    "NothingToResume": "rlsrl.local.folder_check",
+    "ParameterError": "rlsrl.parameters.protocols",
+    "RecordsLost": "rlsrl.local.controller",
+    "Run": "rlsrl.runs.run",
+    "RunFailed": "rlsrl.runs.training",
+    "RunFolderError": "rlsrl.local.run_folder",
+    "SpecError": "rlsrl.api.document",
+    "TrainedPolicy": "rlsrl.runs.policy",
+    "TrainingProgress": "rlsrl.runs.progress",
+    "load": "rlsrl.runs.policy",
+    "train": "rlsrl.runs.training",
+}
+"""The module of each name."""
 
 
 def __getattr__(name: str) -> Any:
     """Import what programs use when they use it: workers and commands import only what they need."""
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rlsrl import runs
+    from rlsrl.runtime.extras import extras_named
 
-    return getattr(runs, name)
+    with extras_named():
+        return getattr(importlib.import_module(_MODULES[name]), name)

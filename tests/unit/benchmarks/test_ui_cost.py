@@ -9,7 +9,8 @@ import pytest
 from contestants import RUN, Rlsrl
 from ui_cost import MAX_MEGABYTES, MAX_SHARE, PageClient, UiCost, served, watch
 
-from rlsrl.local.run_folder import METRICS, RECORD
+from rlsrl.local.run_folder import METRICS
+from rlsrl.local.run_names import RECORD
 
 
 def test_a_server_is_measured_while_it_answers(tmp_path: Path) -> None:

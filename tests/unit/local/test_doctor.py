@@ -78,6 +78,11 @@ PROBLEMS: dict[str, tuple[Callable[[Path], str], str, str]] = {
         "No module named 'no_such_module_here'",
         "pip install 'rlsrl[torch]'",
     ),
+    "missing package of an extra": (
+        lambda _: doctor.check_package("json", "rpc", others=["no_such_module_here"]),
+        "No module named 'no_such_module_here'",
+        "pip install 'rlsrl[rpc]'",
+    ),
     "crashing package": (
         lambda _: doctor.check_package("json", "env", program=(sys.executable, "-c", "import os; os.abort()")),
         "exit code -6",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlsrl.local.run_folder import RECORD, RunFolder, RunFolderBusy, RunFolderError
+from rlsrl.local.run_folder import RunFolder, RunFolderBusy, RunFolderError
+from rlsrl.local.run_names import RECORD
 from rlsrl.testing.clock import ManualClock
 
 

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 import rlsrl
 from rlsrl.cli import main
+from rlsrl.cli.init import write_project
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.envs.interface import EnvironmentInterface
@@ -44,6 +45,22 @@ NUMBERS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 MLP = "{mlp: {hiddenSizes: [16, 16]}}"
 PPO, DQN, SAC, TD3 = "{ppo: {}}", "{dqn: {}}", "{sac: {}}", "{td3: {}}"
 REPLAY = "pacing: {trainStepsPerEnvStep: 1}"
+OF_TEMPLATE = "{custom: {factory: 'my_network:MyNetwork', kwargs: {hidden_size: 16}}}"
+NORMED = """
+from torch import nn
+
+
+class Normed(nn.Module):
+    def __init__(self, env_spec):
+        super().__init__()
+        self.body = nn.Linear(*env_spec.observation["observation"].shape, 16)
+        self.norm = nn.LayerNorm(16)
+        self.q = nn.Linear(16, env_spec.action.num_actions)
+
+    def forward(self, observation):
+        features = self.norm(self.body(observation["observation"])).relu()
+        return {"q": self.q(features + features.roll(1, -1))}
+"""
 OF_NUMBERS = {
     "observation/mean": np.arange(4, dtype=np.float64),
     "observation/variance": np.full(4, 4.0),
@@ -93,6 +110,46 @@ CASES: Mapping[str, tuple[str, str, str, EnvironmentInterface, Arrays]] = {
         interface(NUMBERS, spaces.Discrete(3)),
         {},
     ),
+    "layer norm": (
+        PPO, "{mlp: {hiddenSizes: [16], layerNorm: true}}", "", interface(NUMBERS, spaces.Discrete(3)), OF_NUMBERS
+    ),
+    "dueling cnn": (
+        DQN,
+        "{cnn: {hiddenSize: 32, dueling: true, quantiles: 3}}",
+        REPLAY,
+        interface(spaces.Box(0, 255, (3, 40, 44), np.uint8), spaces.Discrete(6)),
+        {},
+    ),
+    "masked cnn": (
+        PPO,
+        "{cnn: {hiddenSize: 32}}",
+        "",
+        interface(
+            spaces.Dict({"image": spaces.Box(0, 255, (3, 36, 36), np.uint8), "legal": spaces.MultiBinary(5)}),
+            spaces.Discrete(5),
+            action_mask="legal",
+        ),
+        {},
+    ),
+    "masked values": (
+        DQN,
+        "{mlp: {hiddenSizes: [16], dueling: true}}",
+        REPLAY,
+        interface(spaces.Dict({"legal": spaces.MultiBinary(5), "x": NUMBERS}), spaces.Discrete(5), action_mask="legal"),
+        {"observation/x/mean": np.arange(4.0), "observation/x/variance": np.full(4, 4.0)},
+    ),
+    "discrete sac": (SAC, MLP, REPLAY, interface(NUMBERS, spaces.Discrete(3, start=1)), OF_NUMBERS),
+    "network of the template": (PPO, OF_TEMPLATE, "", interface(NUMBERS, spaces.Discrete(3)), OF_NUMBERS),
+    "algorithm of the template": (
+        "{custom: {factory: 'my_algorithm:MyAlgorithm', needs: {minibatchSize: 64}}}",
+        OF_TEMPLATE,
+        "",
+        interface(NUMBERS, spaces.Discrete(3)),
+        {},
+    ),
+    "network with LayerNorm": (
+        DQN, "{custom: {factory: 'normed:Normed'}}", REPLAY, interface(NUMBERS, spaces.Discrete(3)), OF_NUMBERS
+    ),
     "squashed": (
         SAC, MLP, REPLAY, interface(NUMBERS, spaces.Box(-2.0, 6.0, (2,), np.float32), vector_actions="squashed"), {}
     ),
@@ -100,6 +157,16 @@ CASES: Mapping[str, tuple[str, str, str, EnvironmentInterface, Arrays]] = {
         TD3, MLP, REPLAY, interface(NUMBERS, spaces.Box(-2.0, 6.0, (2,), np.float32), vector_actions="clipped"), {}
     ),
 }  # fmt: skip
+
+
+@pytest.fixture
+def own_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of `rlsrl init --algorithm`, and a network with LayerNorm, can be imported."""
+    write_project(tmp_path / "project", "project", has_algorithm=True)
+    (tmp_path / "project" / "normed.py").write_text(NORMED)
+    monkeypatch.syspath_prepend(tmp_path / "project")
+    for name in ("my_network", "my_algorithm", "normed"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def stored_run(folder: Path, case: str) -> Path:
@@ -148,6 +215,7 @@ def nested(actions: Mapping[str, Any], space: spaces.Space[Any], path: str = "ac
     return actions[path][0]
 
 
+@pytest.mark.usefixtures("own_networks")
 @pytest.mark.parametrize("kind", ["torch", "onnx"])
 @pytest.mark.parametrize("case", CASES)
 def test_an_exported_policy_acts_as_the_loaded_one(tmp_path: Path, case: str, kind: Any) -> None:
@@ -167,6 +235,23 @@ def test_an_exported_policy_acts_as_the_loaded_one(tmp_path: Path, case: str, ki
         np.testing.assert_allclose(np.hstack(_flat(action)), np.hstack(_flat(expected)), rtol=1e-4, atol=1e-4)
         chosen.append(str(expected))
     assert len(set(chosen)) > 1, "the policy depends on the observation"
+
+
+@pytest.mark.usefixtures("own_networks")
+@pytest.mark.parametrize("case", CASES)
+def test_exported_weights_are_those_of_the_network_by_name(tmp_path: Path, case: str) -> None:
+    run, (*_, found, statistics) = stored_run(tmp_path, case), CASES[case]
+    stored, path = load_version(run, "latest"), tmp_path / "weights.safetensors"
+    path.write_bytes(export_version(stored, "safetensors"))
+    config = stored.config
+    policy = torch_policy(config.network, found.spec, outputs=config.algorithm.chosen.outputs, seed=0)
+    policy.load(stored.parameters)
+    expected = {name: parameter.detach().numpy() for name, parameter in policy.network.named_parameters()}
+    expected |= {f"statistics/{name}": array for name, array in statistics.items()}
+    tensors = load_file(path)
+    assert tensors.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(tensors[name], array)
 
 
 def _flat(action: Any) -> list[Any]:
@@ -236,6 +321,31 @@ def test_the_command_writes_a_file_that_a_program_without_rlsrl_uses(
     assert "mlp-1.7.onnx exists; --force replaces it" in again.output
     forced = CliRunner().invoke(main, ["export", str(run), "--format", "safetensors", "-o", "no/where"])
     assert "the folder no does not exist" in forced.output
+
+
+def test_exported_weights_become_a_graph_with_their_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stored_run(tmp_path, "normalised")
+    monkeypatch.chdir(tmp_path)
+    algorithm, network, more, _, _ = CASES["normalised"]
+    Path("experiment.yaml").write_text(EXPERIMENT.format(algorithm=algorithm, network=network, more=more))
+    for arguments in (
+        ["params", "export", str(run), "-o", "weights.safetensors"],
+        ["export", "weights.safetensors", "--experiment", "experiment.yaml", "--format", "onnx"],
+        ["export", str(run), "--format", "onnx"],
+    ):
+        called = CliRunner().invoke(main, arguments)
+        assert called.exit_code == 0, called.output
+    observations = {"observation": np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)}
+    of_file, of_run = (onnx_graph(Path(name))(observations) for name in ("weights-1.7.onnx", "normalised-1.7.onnx"))
+    np.testing.assert_array_equal(of_file["policy"], of_run["policy"])
+    for more_arguments, says in (
+        ([], "weights.safetensors is a file: name the experiment file that it belongs to"),
+        (["--experiment", "experiment.yaml", "--tag", "best"], "contains one version: omit version and tag"),
+        (["--experiment", "absent.yaml"], "absent.yaml"),
+    ):
+        called = CliRunner().invoke(main, ["export", "weights.safetensors", "--format", "torch", *more_arguments])
+        assert called.exit_code == 2
+        assert says in called.output
 
 
 def test_a_program_exports_by_the_suffix(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.local.run_folder import RunFolderError
 from rlsrl.parameters.protocols import ParameterError
 from rlsrl.policies.exported import CategoricalHead, ExportedActor, SquashedHead
+from rlsrl.runs.training import train_on_this_machine
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.stored_runs import BALANCES, CARTPOLE, LETS_FALL, LINEAR, make_run, push
 from rlsrl.workers.build.common import torch_policy
@@ -148,6 +151,24 @@ def test_importing_rlsrl_imports_nothing_else() -> None:
         _ = rlsrl.laod
 
 
+def errors_in(text: str | None) -> set[str]:
+    """Return the names below ``Raises:`` of a docstring."""
+    _, _, raised = (text or "").partition("Raises:")
+    return set(re.findall(r"(?m)^ +(\w+): ", raised))
+
+
+def test_the_errors_of_the_interface_are_names_of_the_package() -> None:
+    assert rlsrl.__all__ == sorted(rlsrl.__all__)
+    for name in rlsrl.__all__:
+        assert getattr(rlsrl, name).__name__ == name
+    classes = [rlsrl.Run, rlsrl.TrainedPolicy, rlsrl.TrainingProgress]
+    members = [member for each in classes for member in vars(each).values()]
+    raised = set().union(*(errors_in(each.__doc__) for each in (rlsrl.train, rlsrl.load, train_on_this_machine)))
+    raised = raised.union(*(errors_in(member.__doc__) for member in members))
+    assert {"SpecError", "ExportRefused", "NoVideo", "RunFolderError"} <= raised
+    assert {name for name in raised if not hasattr(builtins, name)} <= set(rlsrl.__all__)
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
@@ -155,6 +176,7 @@ def test_importing_rlsrl_imports_nothing_else() -> None:
         ({"version": "1.11"}, ParameterError, "1.11"),
         ({"version": "eleven"}, ConfigurationError, "is not of the form"),
         ({"version": "1.10", "tag": "first"}, ConfigurationError, "exclude each other: give one of them"),
+        ({"tag": "first", "experiment": "balance.yaml"}, ConfigurationError, "contains one version: omit version"),
     ],
 )
 def test_versions_that_are_not_there_are_named(

@@ -78,6 +78,21 @@ def test_the_command_records_a_version(balance: Path) -> None:
     assert call(balance, "--force", "--stochastic").exit_code == 0
 
 
+def test_exported_weights_are_recorded_with_their_experiment(balance: Path) -> None:
+    Path("balance.yaml").write_text(CARTPOLE)
+    exported = CliRunner().invoke(main, ["params", "export", str(balance), "-o", "weights.safetensors"])
+    assert exported.exit_code == 0, exported.output
+    of_file = call("weights.safetensors", "--experiment", "balance.yaml", "--seed", 3)
+    assert of_file.exit_code == 0, of_file.output
+    played, last = of_file.output.splitlines()
+    assert last.startswith("1.10: weights-1.10.mp4 (")
+    assert played == call(balance, "--seed", 3).output.splitlines()[0]
+    for arguments, says in (([], "is a file: name the experiment file"), (["--experiment", "gone.yaml"], "gone.yaml")):
+        result = call("weights.safetensors", *arguments)
+        assert result.exit_code == 2
+        assert says in result.output
+
+
 @pytest.mark.parametrize(
     ("kwargs", "says"),
     [

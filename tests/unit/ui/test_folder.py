@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlsrl.local.run_folder import LOCK, METRICS, RECORD, STATUS, SUMMARY
+from rlsrl.local.run_folder import LOCK, METRICS, STATUS, SUMMARY
+from rlsrl.local.run_names import RECORD
 from rlsrl.local.run_record import RunRecord, Span
 from rlsrl.testing.stored_runs import CARTPOLE, make_run
 from rlsrl.ui.folder import curve, find, log_lines, run_list, run_names, run_page

@@ -15,7 +15,8 @@ import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
 
-from rlsrl.local.run_folder import METRICS, RECORD
+from rlsrl.local.run_folder import METRICS
+from rlsrl.local.run_names import RECORD
 from rlsrl.testing.waiting import until
 from rlsrl.ui import folder as ui_folder
 from rlsrl.ui.folder import FolderRuns

@@ -6,10 +6,13 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 from typing_extensions import override
+
+from rlsrl.cli.errors import UserError
+from rlsrl.runtime.extras import NotInstalled, extras_named
 
 
 class _Entry(NamedTuple):
@@ -65,6 +68,15 @@ class _LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command), f"{entry.target} is not a command"
         return command
+
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        """Import and run the command. A missing package is an error that names its extra."""
+        try:
+            with extras_named():
+                return super().invoke(ctx)
+        except NotInstalled as error:
+            raise UserError(str(error)) from error
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

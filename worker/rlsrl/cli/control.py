@@ -75,7 +75,8 @@ def _control_here(
     from rlsrl.cli.edit import await_edit, show_edit
     from rlsrl.cli.runs import find_run
     from rlsrl.local.edits import ask
-    from rlsrl.local.run_folder import RECORD, STATUS, RunFolderError, is_running, read_record
+    from rlsrl.local.run_folder import STATUS, RunFolderError, is_running, read_record
+    from rlsrl.local.run_names import RECORD
     from rlsrl.local.status_file import read_status as read_document
 
     folder = find_run(Path(run), RECORD).absolute()

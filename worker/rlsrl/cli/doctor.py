@@ -12,7 +12,7 @@ from rlsrl.api.load import SpecError, load_with_fewest_actors
 from rlsrl.cli.errors import UserError
 from rlsrl.local.doctor import CHECKS, Check, Finding, check_replay, examine
 from rlsrl.local.replay_room import find_stores, room_in, stores_folder
-from rlsrl.local.run_folder import RUNS
+from rlsrl.local.run_names import RUNS
 
 
 @click.command()

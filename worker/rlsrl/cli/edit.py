@@ -12,7 +12,8 @@ from rlsrl.api.load import SpecError
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.runs import find_run
 from rlsrl.local.edits import AskedEdit, ask, describe, is_pending
-from rlsrl.local.run_folder import RECORD, RunFolderError, is_running, read_record
+from rlsrl.local.run_folder import RunFolderError, is_running, read_record
+from rlsrl.local.run_names import RECORD
 
 WAIT_SECONDS = 30.0
 """How long the command waits until the run has applied the edit."""

@@ -12,6 +12,7 @@ import click
 import structlog
 
 from rlsrl.cli.errors import UserError, environment_failed
+from rlsrl.cli.runs import policy_options
 
 if TYPE_CHECKING:
     from rlsrl.runs.stored_version import StoredVersion
@@ -19,13 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option(
-    "--experiment", type=click.Path(path_type=Path, dir_okay=False),
-    help="The experiment file, if RUN is a file that `params export` wrote.",
-)  # fmt: skip
-@click.option("--version", "version", metavar="VERSION", help="A version such as 1.2500; by default the newest.")
-@click.option("--tag", metavar="TAG", help="The version with this tag.")
+@policy_options
 @click.option(
     "--episodes",
     metavar="N",
@@ -71,25 +66,17 @@ def evaluate(
     imported from the folder of the experiment file, then from the current folder and from PYTHONPATH.
     """
     from rlsrl.api.load import SpecError
-    from rlsrl.cli.runs import find_run
     from rlsrl.envs.unreachable import WaitAbandoned
     from rlsrl.local.run_folder import RunFolderError
     from rlsrl.parameters.protocols import ParameterError
     from rlsrl.policies.exported import LayoutMismatch
-    from rlsrl.runs.stored_version import find_modules, load_exported, load_version, ref_of
+    from rlsrl.runs.stored_version import open_version
     from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed, EnvironmentFault
-    from rlsrl.workers.build.run_database import RESOLVED
     from rlsrl.workers.evaluation import EvaluationUnfinished, share_episodes
 
-    if experiment is not None and (version or tag):
-        raise UserError("--experiment goes with an exported file, which contains one version: omit --version and --tag")
-    if experiment is None:
-        run = find_run(run, RESOLVED)
     share = share_episodes(episodes, environments)
     try:
-        find_modules(run if experiment is None else experiment)
-        ref = ref_of(version, tag)
-        evaluated = load_version(run, ref) if experiment is None else load_exported(run, experiment)
+        evaluated = open_version(run, version=version, tag=tag, experiment=experiment)
         result = play(evaluated, share, seed=seed, greedy=not stochastic, max_steps=max_steps)
     except (ConfigurationError, ParameterError, LayoutMismatch, RunFolderError, SpecError) as error:
         raise UserError(str(error)) from error
@@ -98,7 +85,7 @@ def evaluate(
     except (EnvironmentFault, EvaluationUnfinished, WaitAbandoned, OSError) as error:
         raise click.ClickException(str(error)) from error
     conditions = {
-        "run": str(run),
+        "run": str(evaluated.path),
         "version": str(evaluated.parameters.version),
         "environments": share.num_environments,
         "seed": seed,

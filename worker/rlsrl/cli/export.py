@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rlsrl.cli.errors import UserError, require_free
+from rlsrl.cli.runs import policy_options
 
 if TYPE_CHECKING:
     from rlsrl.runs.export import ExportFormat
@@ -16,45 +17,51 @@ FORMATS = ("torch", "onnx", "safetensors")
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@policy_options
 @click.option("--format", "kind", type=click.Choice(FORMATS), required=True, help="The form of the file.")
-@click.option("--version", metavar="VERSION", help="A version such as 1.2500; by default the newest.")
-@click.option("--tag", metavar="TAG", help="The version with this tag.")
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-    help="The file to write; by default the name of the run and the version, in the current folder.",
+    help="The file to write; by default the name of RUN and the version, in the current folder.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def export(
-    run: Path, kind: ExportFormat, version: str | None, tag: str | None, output: Path | None, force: bool
+    run: Path,
+    experiment: Path | None,
+    version: str | None,
+    tag: str | None,
+    kind: ExportFormat,
+    output: Path | None,
+    force: bool,
 ) -> None:
-    """Write the policy of RUN to a file for programs without rlsrl.
+    """Write the policy of RUN, or of an exported file, to a file for programs without rlsrl.
+
+    RUN is a run folder, or the name of one in runs/. With --experiment it is a file that `rlsrl params export` or
+    `kubectl rlsrl params export` wrote.
 
     torch: a program that `torch.export.load` reads. onnx: a graph for onnxruntime and others (needs the extra onnx).
     Both take raw observations and return the most probable actions: normalisation, action mask and scaling are inside.
     Such a file is compared with the policy on 1000 observations before it is written. safetensors: the weights alone,
     by the names of the network's parameters, as `rlsrl params export` writes them.
     """
-    from rlsrl.cli.runs import find_run
+    from rlsrl.api.load import SpecError
     from rlsrl.envs.codec import CodecError
     from rlsrl.local.run_folder import RunFolderError
     from rlsrl.parameters.protocols import ParameterError
     from rlsrl.policies.exported import LayoutMismatch
     from rlsrl.runs.export import CHECKED, SUFFIXES, ExportRefused, export_version
-    from rlsrl.runs.stored_version import find_modules, load_version, ref_of
+    from rlsrl.runs.stored_version import open_version
     from rlsrl.runtime.durable import write_durably
     from rlsrl.runtime.errors import ConfigurationError
-    from rlsrl.workers.build.run_database import RESOLVED
 
-    folder = find_run(run, RESOLVED)
     try:
-        find_modules(folder)
-        stored = load_version(folder, ref_of(version, tag))
-        target = output or Path(f"{folder.name}-{stored.parameters.version}{SUFFIXES[kind]}")
+        stored = open_version(run, version=version, tag=tag, experiment=experiment)
+        target = output or Path(f"{stored.name}-{stored.parameters.version}{SUFFIXES[kind]}")
         require_free(target, force=force)
         data = export_version(stored, kind)
         write_durably(target, data)
-    except (CodecError, ConfigurationError, ExportRefused, LayoutMismatch, ParameterError, RunFolderError) as error:
+    except (
+        CodecError, ConfigurationError, ExportRefused, LayoutMismatch, ParameterError, RunFolderError, SpecError
+    ) as error:  # fmt: skip
         raise UserError(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"the file cannot be written: {error}") from error

@@ -113,7 +113,7 @@ class Kubectl:
 
 def _local_run(name: str) -> str:
     """Return a hint if a run of that name is on this machine."""
-    from rlsrl.local.run_folder import RECORD, RUNS
+    from rlsrl.local.run_names import RECORD, RUNS
 
     if not any((folder / RECORD).is_file() for folder in (Path(name), RUNS / name)):
         return ""

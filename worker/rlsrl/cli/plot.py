@@ -138,7 +138,8 @@ def _shown(estimate: SeedEstimate | None, style: str) -> str:
 def _read(runs: Sequence[Path], axis: Axis) -> list[RunResult]:
     from rlsrl.cli.runs import find_run
     from rlsrl.local.comparison import read_result
-    from rlsrl.local.run_folder import METRICS, RECORD
+    from rlsrl.local.run_folder import METRICS
+    from rlsrl.local.run_names import RECORD
 
     return [read_result(find_run(run, RECORD, METRICS), axis) for run in runs]
 

@@ -16,7 +16,8 @@ from rlsrl.cli.errors import UserError, environment_failed
 from rlsrl.local.controller import Failed, Finished, Interrupted, RecordsLost
 from rlsrl.local.display import UnbreakableOutput
 from rlsrl.local.folder_check import NothingToResume
-from rlsrl.local.run_folder import RUNS, RunFolderError
+from rlsrl.local.run_folder import RunFolderError
+from rlsrl.local.run_names import RUNS
 from rlsrl.local.summary import closing_lines
 from rlsrl.runs.training import Console, EndedRun, train_on_this_machine
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from rlsrl.cli.errors import UserError
+from rlsrl.runtime.extras import extras_named
 
 
 def _arguments(_context: click.Context, _option: click.Parameter, text: str) -> dict[str, Any]:
@@ -73,11 +74,9 @@ def serve_environment(
     if (name is None) == (factory is None):
         raise UserError(f"--id is {name!r} and --factory is {factory!r}: give exactly one of them")
     sys.path[:0] = [folder for folder in [str(Path.cwd())] if folder not in sys.path]
-    try:
+    with extras_named("http"):
         from rlsrl.envs.http_server.app import environment_app, listen, serve
         from rlsrl.envs.http_server.sessions import Sessions, StepCounter
-    except ImportError as error:
-        raise UserError(f"the package {error.name!r} is not installed; run: pip install 'rlsrl[http]'") from error
     from rlsrl.envs.factory import EnvironmentSource, check_reference
     from rlsrl.runtime.errors import ConfigurationError
 

@@ -141,7 +141,7 @@ def _lines(
 def _replay_lines(experiment: RLExperiment, env_spec: EnvSpec, *, on_this_machine: bool) -> Iterator[str]:
     """Yield the size of the replay stores, if there are some, and whether they fit."""
     from rlsrl.local.replay_room import room_in, stores_folder
-    from rlsrl.local.run_folder import RUNS
+    from rlsrl.local.run_names import RUNS
     from rlsrl.workers.build.replay_stores import pod_shortage, stores_of
 
     if (stores := stores_of(experiment.spec, env_spec)) is None:

@@ -53,7 +53,7 @@ def top(run: str, namespace: str | None, whole: bool) -> None:
 def _top_here(run: str, *, whole: bool) -> None:
     from rlsrl.cli.run_status import run_status
     from rlsrl.cli.runs import find_run
-    from rlsrl.local.run_folder import RECORD
+    from rlsrl.local.run_names import RECORD
 
     folder = find_run(Path(run), RECORD)
     if sys.stdout.isatty():

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from rlsrl.cli.errors import UserError
+from rlsrl.runtime.extras import extras_named
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9_.-]*[a-z0-9])?", re.IGNORECASE)
 
@@ -53,11 +54,9 @@ def ui(runs: Path, host: str, names: tuple[str, ...], port: int) -> None:
     The page shows what each worker does and waits for, curves, versions, the ledger and logs. It reads files alone, and
     needs the extra ui. Whoever reaches the address can read it: by default only programs on this machine can.
     """
-    try:
+    with extras_named("ui"):
         from rlsrl.ui.folder import FolderRuns
         from rlsrl.ui.server import serve
-    except ImportError as error:
-        raise UserError(f"the page needs more packages: pip install 'rlsrl[ui]' ({error})") from error
     if not runs.is_dir():
         raise UserError(f"{runs} is not a folder; `rlsrl run` makes runs/ in the current one")
     try:

@@ -7,12 +7,11 @@ from pathlib import Path
 import click
 
 from rlsrl.cli.errors import UserError, environment_failed, require_free
+from rlsrl.cli.runs import policy_options
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--version", metavar="VERSION", help="A version such as 1.2500; by default the newest.")
-@click.option("--tag", metavar="TAG", help="The version with this tag.")
+@policy_options
 @click.option(
     "--episodes", metavar="N", type=click.IntRange(min=1), default=1, show_default=True, help="Number of episodes."
 )
@@ -23,11 +22,12 @@ from rlsrl.cli.errors import UserError, environment_failed, require_free
 @click.option("--stochastic", is_flag=True, help="Sample actions, as in training.")
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-    help="The mp4 file to write; by default the name of the run and the version, in the current folder.",
+    help="The mp4 file to write; by default the name of RUN and the version, in the current folder.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def video(
     run: Path,
+    experiment: Path | None,
     version: str | None,
     tag: str | None,
     episodes: int,
@@ -36,28 +36,32 @@ def video(
     output: Path | None,
     force: bool,
 ) -> None:
-    """Record episodes of the policy of RUN as an mp4 file (needs the extra video).
+    """Record episodes of the policy of RUN, or of an exported file, as an mp4 file (needs the extra video).
 
-    RUN is a run folder, or the name of one in runs/. The environment is made with render_mode="rgb_array": each frame
-    is what it renders after a step, and `metadata["render_fps"]` says how many a second are shown.
+    RUN is a run folder, or the name of one in runs/. With --experiment it is a file that `rlsrl params export` or
+    `kubectl rlsrl params export` wrote.
+    The environment is made with render_mode="rgb_array": each frame is what it renders after a step, and
+    `metadata["render_fps"]` is the frame rate.
     """
-    from rlsrl.cli.runs import find_run
+    from rlsrl.api.load import SpecError
     from rlsrl.envs.codec import CodecError
     from rlsrl.local.run_folder import RunFolderError
     from rlsrl.parameters.protocols import ParameterError
     from rlsrl.policies.exported import LayoutMismatch
-    from rlsrl.runs.policy import load
+    from rlsrl.runs.policy import TrainedPolicy
+    from rlsrl.runs.stored_version import open_version
     from rlsrl.runs.video import NoVideo
     from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
-    from rlsrl.workers.build.run_database import RESOLVED
 
-    folder, target = find_run(run, RESOLVED), output
     try:
-        policy = load(folder, version=version, tag=tag, seed=seed)
-        target = target or Path(f"{folder.absolute().name}-{policy.version}.mp4")
+        stored = open_version(run, version=version, tag=tag, experiment=experiment)
+        policy = TrainedPolicy(stored, seed=seed)
+        target = output or Path(f"{stored.name}-{policy.version}.mp4")
         require_free(target, force=force)
         played = policy.record(target, episodes=episodes, seed=seed, deterministic=not stochastic)
-    except (CodecError, ConfigurationError, LayoutMismatch, NoVideo, ParameterError, RunFolderError) as error:
+    except (
+        CodecError, ConfigurationError, LayoutMismatch, NoVideo, ParameterError, RunFolderError, SpecError
+    ) as error:  # fmt: skip
         raise UserError(str(error)) from error
     except EnvironmentFailed as error:
         raise environment_failed(error) from error

@@ -19,6 +19,7 @@ from rlsrl.envs.mujoco import log_mujoco_warnings
 from rlsrl.envs.place import EnvironmentPlace
 from rlsrl.envs.unreachable import EnvironmentUnreachable
 from rlsrl.runtime.errors import USERS_ERRORS, ConfigurationError, did_you_mean
+from rlsrl.runtime.extras import EXTRAS, NotInstalled, extras_named, pip_install
 from rlsrl.runtime.references import load_callable
 
 if TYPE_CHECKING:
@@ -30,15 +31,6 @@ _Made = TypeVar("_Made")
 
 _PLUGINS = {"ALE": "ale_py"}
 """Namespaces whose ids are registered by importing a module."""
-_EXTRAS = {
-    "ale_py": "atari",
-    "Box2D": "box2d",
-    "cv2": "atari",
-    "httptools": "http",
-    "mujoco": "mujoco",
-    "pygame": "video",
-}
-"""The extra of rlsrl that installs a module."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +102,11 @@ def make_environment(source: EnvironmentSource) -> gymnasium.Env[Any, Any]:
         EnvironmentUnreachable: the environment server does not answer.
         Exception: the environment's own code raised something else; another try may succeed.
     """
-    env = _unwrapped(source)
+    try:
+        with extras_named():
+            env = _unwrapped(source)
+    except NotInstalled as error:
+        raise ConfigurationError(f"{source}: {error}") from error
     try:
         return _wrapped(env, source)
     except BaseException:
@@ -230,11 +226,9 @@ def _not_installed(source: EnvironmentSource, error: Exception) -> Configuration
     """Return the error about a module that cannot be imported, with the extra that installs it."""
     causes = (error, error.__cause__, error.__context__)
     name = next((each.name for each in causes if isinstance(each, ImportError) and each.name), "").partition(".")[0]
-    if (extra := _EXTRAS.get(name)) is None:
+    if (extra := EXTRAS.get(name)) is None:
         return ConfigurationError(f"{source}: {error}")
-    return ConfigurationError(
-        f"{source} needs the package {name!r}, which is not installed; run: pip install 'rlsrl[{extra}]'"
-    )
+    return ConfigurationError(f"{source} needs the package {name!r}, which is not installed; run: {pip_install(extra)}")
 
 
 def _import_plugin(namespace: str, source: EnvironmentSource) -> None:

@@ -17,6 +17,7 @@ from fractions import Fraction
 import numpy as np
 
 from rlsrl.envs.rendering import Frame, NoVideo
+from rlsrl.runtime.extras import pip_install
 
 WRITE_SECONDS = 30.0
 """How long ffmpeg may take no frame."""
@@ -40,7 +41,7 @@ def ffmpeg_path() -> str:
 
         return str(imageio_ffmpeg.get_ffmpeg_exe())
     except (ImportError, RuntimeError) as error:
-        raise NoVideo(f"videos need one more package: pip install 'rlsrl[video]' ({error})") from error
+        raise NoVideo(f"videos need one more package: {pip_install('video')} ({error})") from error
 
 
 class MemoryFile:

@@ -10,6 +10,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlsrl.runtime.extras import extras_named
+
 _Result = TypeVar("_Result")
 
 
@@ -24,12 +26,18 @@ def call_in_child(function: Callable[..., _Result], *arguments: Any, modules: Pa
 
     Raises:
         BrokenProcessPool: the process was killed, or took longer.
+        NotInstalled: a package of one of rlsrl's extras is missing.
         Exception: what the function raised.
     """
     with ProcessPoolExecutor(
         1, mp_context=get_context("spawn"), initializer=_begin, initargs=(str(modules.absolute()), seconds)
     ) as pool:
-        return pool.submit(function, *arguments).result()
+        return pool.submit(_call, function, *arguments).result()
+
+
+def _call(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    with extras_named():
+        return function(*arguments)
 
 
 def _begin(modules: str, seconds: int) -> None:

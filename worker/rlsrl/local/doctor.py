@@ -18,13 +18,17 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlsrl.local.cores import usable_cores
 from rlsrl.local.memory import MEMINFO, available_memory
 from rlsrl.local.replay_room import Room, StoresUnknown
-from rlsrl.local.run_folder import RUNS
+from rlsrl.local.run_names import RUNS
 from rlsrl.rpc.local import connect, create_memory, listen
-from rlsrl.workers.build.replay_stores import ReplayStores
+from rlsrl.runtime.extras import EXTRAS, TRAINING, TRAINING_MODULES, NotInstalled, pip_install
+
+if TYPE_CHECKING:
+    from rlsrl.workers.build.replay_stores import ReplayStores
 
 MIN_PYTHON = (3, 11)
 MIN_DISK_BYTES = 1 * 1024**3
@@ -37,6 +41,7 @@ MIN_OPEN_FILES = 1024
 IMPORT_SECONDS = 120.0
 """Longest time for importing a package that is not in the disk cache."""
 COMPILE_SECONDS = 60.0
+PYTHON = (sys.executable,)
 
 
 class CheckFailed(Exception):
@@ -83,6 +88,14 @@ def examine(checks: Sequence[Check]) -> Iterator[Finding]:
             text = check.examine()
         except CheckFailed as failed:
             yield Finding(name=check.name, required=check.required, passed=False, text=failed.finding, cure=failed.cure)
+        except NotInstalled as error:
+            yield Finding(
+                name=check.name,
+                required=check.required,
+                passed=False,
+                text=f"unknown: the package {error.name!r} is not installed",
+                cure=error.cure,
+            )
         else:
             yield Finding(name=check.name, required=check.required, passed=True, text=text)
 
@@ -105,10 +118,13 @@ def check_platform(platform: str = sys.platform) -> str:
     return f"{platform} {os.uname().release}"
 
 
-def check_package(name: str, extra: str, *, program: Sequence[str] = (sys.executable,)) -> str:
-    """Return the package's version, imported in a child process: a build for another processor may crash there."""
-    code = f"import {name}; print(getattr({name}, '__version__', 'there'))"
-    cure = f"pip install 'rlsrl[{extra}]'"
+def check_package(name: str, extra: str, *, others: Sequence[str] = (), program: Sequence[str] = PYTHON) -> str:
+    """Return the package's version, imported in a child process: a build for another processor may crash there.
+
+    ``others`` are modules that are imported with it.
+    """
+    code = f"import {', '.join([name, *others])}; print(getattr({name}, '__version__', 'there'))"
+    cure = pip_install(extra)
     try:
         done = subprocess.run(
             [*program, "-c", code], capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False
@@ -258,6 +274,12 @@ def check_replay(stores: Callable[[], ReplayStores | None], room: Callable[[], R
     return available.warning(found) or str(found)
 
 
+def _training_packages(extra: str) -> Check:
+    """Return the check of the packages of an extra that every training run imports."""
+    name, *others = (module for module in TRAINING_MODULES if EXTRAS[module] == extra)
+    return Check(name=name, required=True, examine=lambda: check_package(name, extra, others=others))
+
+
 def _gib(size: int) -> str:
     return f"{size / 1024**3:.1f} GiB"
 
@@ -265,9 +287,7 @@ def _gib(size: int) -> str:
 CHECKS = (
     Check(name="Python", required=True, examine=check_python),
     Check(name="platform", required=True, examine=check_platform),
-    Check(name="torch", required=True, examine=lambda: check_package("torch", "torch")),
-    Check(name="gymnasium", required=True, examine=lambda: check_package("gymnasium", "env")),
-    Check(name="grpc", required=True, examine=lambda: check_package("grpc", "rpc")),
+    *(_training_packages(extra) for extra in TRAINING),
     Check(name="matplotlib", required=False, examine=lambda: check_package("matplotlib", "local")),
     Check(name="C++ compiler", required=False, examine=check_compiler),
     Check(name="cores", required=False, examine=check_cores),

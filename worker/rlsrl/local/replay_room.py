@@ -1,4 +1,7 @@
-"""Whether the replay stores of an experiment fit where ``rlsrl run`` keeps them, before a worker starts."""
+"""Whether the replay stores of an experiment fit where ``rlsrl run`` keeps them, before a worker starts.
+
+Importing it needs no extra of rlsrl: `rlsrl doctor` works without them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlsrl.api.placement import local_placement
 from rlsrl.api.role_names import BUFFER, TRAINER
@@ -15,7 +19,9 @@ from rlsrl.api.spec import ExperimentSpec
 from rlsrl.local.child import call_in_child
 from rlsrl.local.memory import available_memory
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
-from rlsrl.workers.build.replay_stores import ReplayStores, shown, store_path, stores_of
+
+if TYPE_CHECKING:
+    from rlsrl.workers.build.replay_stores import ReplayStores
 
 STORES_SECONDS = 60
 """Longest time for making one environment, from whose spaces the size of a store follows."""
@@ -50,6 +56,8 @@ class Room:
         """Return that the stores fit on the disk and not into memory; None if they do. Training works then, slowly."""
         if self.is_memory or stores.num_bytes <= self.memory:
             return None
+        from rlsrl.workers.build.replay_stores import shown
+
         return (
             f"{stores.field}: {stores}, and {shown(self.memory)} of memory are available: draws wait for the disk at "
             f"{self.folder}"
@@ -109,6 +117,8 @@ def require_room_for_stores(spec: ExperimentSpec, run_folder: Path, *, modules: 
         ConfigurationError: they do not fit; the text has the arithmetic and the largest capacity that does.
         OSError: the disk's or the kernel's figures cannot be read.
     """
+    from rlsrl.workers.build.replay_stores import store_path
+
     folder = stores_folder(run_folder)
     role, number = TRAINER, spec.trainers.replicas
     if spec.buffer_workers is not None:
@@ -131,6 +141,7 @@ def _stores_of(spec: ExperimentSpec) -> ReplayStores | None:
     from rlsrl.envs.factory import environment_spec
     from rlsrl.envs.unreachable import EnvironmentUnreachable
     from rlsrl.workers.build.common import environment_source
+    from rlsrl.workers.build.replay_stores import stores_of
 
     try:
         return stores_of(spec, environment_spec(environment_source(spec.worker_environment)))

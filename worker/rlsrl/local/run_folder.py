@@ -21,6 +21,7 @@ from typing import Any, Self
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.role_names import TRAINER
 from rlsrl.local.controller import RecordsLost
+from rlsrl.local.run_names import RECORD, RUNS
 from rlsrl.local.run_record import RunRecord
 from rlsrl.parameters.database import BlobParameterDB
 from rlsrl.parameters.resumption import Rollback
@@ -31,11 +32,7 @@ from rlsrl.runtime.errors import damage, did_you_mean
 from rlsrl.runtime.ledger import LedgerError, read_pages
 from rlsrl.workers.build.run_database import open_run_database
 
-RUNS = Path("runs")
-"""The default parent of run folders."""
-
 LOCK = "lock"
-RECORD = "controller.json"
 STATUS = "status.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"

@@ -32,6 +32,7 @@ from rlsrl.rpc.auth import TOKEN_VARIABLE, new_token
 from rlsrl.rpc.tls import TLS_FOLDER_VARIABLE
 from rlsrl.runtime.coordination import CoordinatorClient
 from rlsrl.runtime.durable import write_durably
+from rlsrl.runtime.extras import extras_named
 from rlsrl.runtime.ledger import balance, read_pages, settle_ledger
 from rlsrl.workers.build.store_files import discard_stores
 
@@ -165,8 +166,9 @@ def draw_curve(folder: RunFolder, experiment: RLExperiment) -> str | None:
     """Draw ``curve.png``. Return the error, or None: a missing picture must not fail the run."""
     try:
         from rlsrl.local.curves import read_curve
-        from rlsrl.local.plot import DrawnGroup, draw, save
 
+        with extras_named():
+            from rlsrl.local.plot import DrawnGroup, draw, save
         curve, goal = read_curve(folder.metrics, experiment.metadata.name), experiment.spec.stop.return_mean
         if curve.has_points:
             drawn = [DrawnGroup(label=curve.label, curves=[curve])]

@@ -24,6 +24,7 @@ from rlsrl.parameters.weights_file import encode_weights
 from rlsrl.policies.exported import MASKED_LOGIT
 from rlsrl.policies.sampling import sampler_for
 from rlsrl.runs.stored_version import StoredVersion
+from rlsrl.runtime.extras import pip_install
 from rlsrl.workers.build.common import environment_interface_of, torch_policy
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _onnx_graph(
         import onnxruntime  # type: ignore[import-untyped]
         import onnxscript  # noqa: F401 - torch's exporter uses it
     except ImportError as error:
-        raise ExportRefused(f"the format onnx needs more packages: pip install 'rlsrl[onnx]' ({error})") from error
+        raise ExportRefused(f"the format onnx needs more packages: {pip_install('onnx')} ({error})") from error
     program = _traced(module, observations)
     with torch.inference_mode():
         names = list(module({path: torch.from_numpy(array[:2]) for path, array in observations.items()}))

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsrl.envs.place import EnvironmentPlace
-from rlsrl.local.run_folder import find_run
 from rlsrl.policies.one_step import OneStepActor
-from rlsrl.runs.stored_version import StoredVersion, find_modules, load_exported, load_version, ref_of
+from rlsrl.runs.stored_version import StoredVersion, open_version
 from rlsrl.runtime.durable import write_durably
+from rlsrl.runtime.extras import extras_named
 from rlsrl.workers.build.common import (
     environment_interface_of,
     environment_source,
@@ -19,7 +19,6 @@ from rlsrl.workers.build.common import (
     local_actor,
     torch_policy,
 )
-from rlsrl.workers.build.run_database import RESOLVED
 from rlsrl.workers.evaluation import acting_noise
 
 if TYPE_CHECKING:
@@ -64,12 +63,16 @@ class TrainedPolicy:
 
         Raises:
             ValueError: the observation is not of the space.
+            ConfigurationError: the user's own network cannot be made.
+            NotInstalled: the network needs torch, which is missing.
+            LayoutMismatch: the weights belong to another network than the experiment's.
         """
         if deterministic not in self._actors:
             self._actors[deterministic] = self._actor(greedy=deterministic)
         (action,) = self._interface.actions(self._actors[deterministic].act(self._interface.arrays(observation)))
         return action
 
+    @extras_named()
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the policy to a file for programs without rlsrl, or replace the file.
 
@@ -80,6 +83,9 @@ class TrainedPolicy:
 
         Raises:
             ValueError: the suffix is another one.
+            ConfigurationError: the user's own network cannot be made.
+            NotInstalled: torch is missing.
+            LayoutMismatch: the weights belong to another network than the experiment's.
             ExportRefused: the network cannot be traced, a package is missing, or the outputs differ from the policy's.
             OSError: the file cannot be written.
         """
@@ -88,6 +94,7 @@ class TrainedPolicy:
         target = Path(path)
         write_durably(target, export_version(self._stored, format_of(target)))
 
+    @extras_named()
     def record(
         self, path: str | os.PathLike[str], *, episodes: int = 1, seed: int = 0, deterministic: bool = True
     ) -> list[RecordedEpisode]:
@@ -118,6 +125,7 @@ class TrainedPolicy:
         source = environment_source(self._stored.config.environment, place=place)
         return record(self, source, Path(path), episodes=episodes, seed=seed, deterministic=deterministic)
 
+    @extras_named()
     def _actor(self, *, greedy: bool) -> OneStepActor:
         stored, spec = self._stored, self._interface.spec
         config = stored.config
@@ -165,10 +173,5 @@ def load(
         CodecError: the version does not say of which spaces it is: an older rlsrl stored it.
         OSError: a file cannot be read.
     """
-    ref = ref_of(version, tag)
-    if experiment is not None:
-        find_modules(Path(experiment))
-        return TrainedPolicy(load_exported(Path(run), Path(experiment)), seed=seed)
-    folder = find_run(Path(run), RESOLVED)
-    find_modules(folder)
-    return TrainedPolicy(load_version(folder, ref), seed=seed)
+    file = None if experiment is None else Path(experiment)
+    return TrainedPolicy(open_version(Path(run), version=version, tag=tag, experiment=file), seed=seed)

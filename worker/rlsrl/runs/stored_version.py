@@ -14,7 +14,7 @@ from rlsrl.api.placement import local_placement
 from rlsrl.api.resolve import ResolvedExperiment, resolve
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.data.version import Version
-from rlsrl.local.run_folder import RunFolderError, read_record
+from rlsrl.local.run_folder import RunFolderError, find_run, read_record
 from rlsrl.parameters.protocols import Parameters, Ref
 from rlsrl.parameters.weights_file import decode_version
 from rlsrl.runtime.errors import ConfigurationError
@@ -25,6 +25,8 @@ from rlsrl.workers.build.run_database import RESOLVED, open_run_database
 class StoredVersion:
     """A stored version and the experiment that it belongs to."""
 
+    path: Path
+    """The run folder, or the file."""
     config: TrainerConfig
     """Its trainer's config: environment, network, seed."""
     parameters: Parameters
@@ -32,6 +34,48 @@ class StoredVersion:
     """The version's metadata, with the exported actor if the policy has one."""
     created_at: float
     """When it was stored, in Unix seconds."""
+
+    @property
+    def name(self) -> str:
+        """The name of the run folder, or of the file without its suffix."""
+        return self.path.stem if self.path.is_file() else self.path.absolute().name
+
+
+def open_version(
+    run: Path, *, version: str | None = None, tag: str | None = None, experiment: Path | None = None
+) -> StoredVersion:
+    """Return a version of a run, by default the newest, or the version in a file.
+
+    From then on Python finds the user's own modules: see ``find_modules``.
+
+    Args:
+        run: A run folder, the name of one in ``runs/``, or with ``experiment`` a file that ``rlsrl params export``
+            wrote.
+        version: A version such as ``1.2500``.
+        tag: The version with this tag.
+        experiment: The experiment file of exported weights.
+
+    Raises:
+        RunFolderError: the run does not exist; with the nearest match.
+        ConfigurationError: arguments exclude each other, the parameter store cannot be used from here, or the exported
+            file cannot be read.
+        ParameterError: the version is missing or damaged; with the nearest match.
+        SpecError: the experiment file is invalid.
+        OSError: the parameter store failed.
+    """
+    if experiment is not None and (version is not None or tag is not None):
+        raise ConfigurationError(
+            f"an experiment file goes with an exported file, and {run} contains one version: omit version and tag"
+        )
+    if experiment is not None:
+        find_modules(experiment)
+        return load_exported(run, experiment)
+    if run.is_file():
+        raise ConfigurationError(f"{run} is a file: name the experiment file that it belongs to, too (experiment)")
+    ref = ref_of(version, tag)
+    folder = find_run(run, RESOLVED)
+    find_modules(folder)
+    return load_version(folder, ref)
 
 
 def ref_of(version: str | None, tag: str | None) -> Ref:
@@ -72,6 +116,7 @@ def load_version(run: Path, ref: Ref) -> StoredVersion:
     # A run that still trains may prune the version meanwhile. Then torch evaluates it instead of the exported actor.
     found = [info for info in db.versions(config.policy_name) if info.version == parameters.version]
     return StoredVersion(
+        path=run,
         config=config,
         parameters=parameters,
         metadata=found[0].metadata if found else {},
@@ -95,7 +140,9 @@ def load_exported(path: Path, experiment: Path) -> StoredVersion:
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
     parameters, header = decode_version(data, str(path))
-    return StoredVersion(config=config, parameters=parameters, metadata=header.metadata, created_at=header.created_at)
+    return StoredVersion(
+        path=path, config=config, parameters=parameters, metadata=header.metadata, created_at=header.created_at
+    )
 
 
 def find_modules(run: Path) -> None:

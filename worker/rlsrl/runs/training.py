@@ -24,10 +24,12 @@ from rlsrl.local.edits import ClaimedRun, claim, describe, recorded_experiment
 from rlsrl.local.folder_check import check_versions
 from rlsrl.local.initial_weights import require_initial_weights
 from rlsrl.local.replay_room import require_room_for_stores
-from rlsrl.local.run_folder import RUNS, RunFolder
+from rlsrl.local.run_folder import RunFolder
+from rlsrl.local.run_names import RUNS
 from rlsrl.local.session import draw_curve, run_life, write_summary
 from rlsrl.runs.progress import RunWatch, TrainingProgress
 from rlsrl.runs.run import Run
+from rlsrl.runtime.extras import require_for_training
 
 
 class RunFailed(RuntimeError):
@@ -172,8 +174,10 @@ def train_on_this_machine(
         LedgerError: a ledger page is damaged.
         RecordsLost: the run folder was removed or moved.
         OSError: a process or file cannot be created.
+        NotInstalled: packages that training needs are not installed; names all of them.
         KeyboardInterrupt: Ctrl-C before the processes start, or after they have ended.
     """
+    require_for_training()
     name = given.load_with_fewest_actors().metadata.name
     with RunFolder.open(run_dir or RUNS / name, fresh=fresh) as folder:
         experiment = given.load(auto_actors=lambda: _num_actors(folder, given, modules, console))

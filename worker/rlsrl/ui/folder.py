@@ -18,7 +18,6 @@ from rlsrl.local.edits import recorded_experiment
 from rlsrl.local.run_folder import (
     LOCK,
     METRICS,
-    RECORD,
     RESOLVED_EXPERIMENT,
     STATUS,
     SUMMARY,
@@ -26,6 +25,7 @@ from rlsrl.local.run_folder import (
     is_running,
     read_record,
 )
+from rlsrl.local.run_names import RECORD
 from rlsrl.local.run_record import RunRecord
 from rlsrl.local.status_file import read_status
 from rlsrl.local.worker_report import mapping, number, troubles

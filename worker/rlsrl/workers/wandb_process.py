@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from rlsrl.runtime.extras import pip_install
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
 from rlsrl.workers.learning_curve import METRICS_FILE, CurveRow
 from rlsrl.workers.video_rows import VideoRow
@@ -161,7 +162,7 @@ def main(arguments: list[str]) -> int:
     try:
         import wandb
     except ImportError as error:
-        sys.stderr.write(f"rlsrl: tracking.wandb needs the package 'wandb': pip install 'rlsrl[wandb]' ({error})\n")
+        sys.stderr.write(f"rlsrl: tracking.wandb needs the package 'wandb': {pip_install('wandb')} ({error})\n")
         return NOT_INSTALLED
     folder = Path(options.folder)
     curve = Follower(folder / METRICS_FILE)

@@ -16,6 +16,7 @@ from rlsrl.parameters.fan_out import FanOutPublisher
 from rlsrl.parameters.filesystem import FilesystemParameterDB
 from rlsrl.parameters.protocols import ParameterDB, ParameterPublisher, ParameterSource
 from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.extras import pip_install
 
 if TYPE_CHECKING:
     import grpc
@@ -94,9 +95,7 @@ def open_objects(place: ObjectStoreConfig) -> Objects:
     try:
         from rlsrl.parameters.objects import Objects
     except ImportError as error:
-        raise ConfigurationError(
-            f"parameters.store.objectStore needs `pip install 'rlsrl[objectstore]'`: {error}"
-        ) from error
+        raise ConfigurationError(f"parameters.store.objectStore needs {pip_install('objectstore')}: {error}") from error
     return Objects.s3(place.url, endpoint=place.endpoint, region=place.region, answer_seconds=place.answer_seconds)
 
 
