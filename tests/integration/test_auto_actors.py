@@ -58,6 +58,20 @@ def test_a_run_chooses_its_actors_once_and_records_them(tmp_path: Path) -> None:
     assert "not applied, since the run has ended: spec.actors.replicas: 3 -> 2" in other.stdout
 
 
+def test_environments_that_compute_get_more_actors_on_more_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "waits.py").write_text(WAITS.replace("time.sleep(0.02)", "sum(range(200_000))"))
+    (tmp_path / "live.yaml").write_text(EXPERIMENT)
+    given = GivenExperiment.of_file(tmp_path / "live.yaml", ["actors.environments=8", "algorithm.ppo.minibatchSize=64"])
+    found = {}
+    for cores in (2, 8):
+        monkeypatch.setattr(auto_actors, "usable_cores", lambda cores=cores: cores)
+        found[cores] = choose_actors(given, modules=tmp_path)
+    assert [choice.cores for choice in found.values()] == [2, 8]
+    assert found[2].num_actors < found[8].num_actors
+
+
 def test_with_replay_each_trainer_gets_equally_many_actors(tmp_path: Path) -> None:
     """Environments that wait are fastest with an actor for each: as far as two trainers can share them."""
     (tmp_path / "waits.py").write_text(WAITS)

@@ -14,17 +14,22 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from rlsrl.api.load import load_text
+from rlsrl.api.load import dump, load_text
+from rlsrl.api.resolve import ResolvedExperiment
+from rlsrl.api.resolved import EvaluatorConfig
 from rlsrl.api.role_configs import POLICY_NAME
+from rlsrl.api.role_names import EVALUATOR
 from rlsrl.cli import main
 from rlsrl.cli.init import write_project
 from rlsrl.data.version import Version
 from rlsrl.envs.factory import EnvironmentSource, environment_spec
 from rlsrl.parameters.layout import Shapes, layout_digest
 from rlsrl.policies.exported import ExportedActor
+from rlsrl.runs.stored_version import load_version
 from rlsrl.testing import stored_runs
 from rlsrl.testing.stored_runs import BALANCES, CARTPOLE, LETS_FALL, LINEAR, LINEAR_SHAPES
 from rlsrl.workers.build.common import torch_policy
+from rlsrl.workers.build.run_database import RESOLVED
 
 PHASES = EnvironmentSource(factory="rlsrl.testing.environments:PhaseEnv")
 
@@ -209,6 +214,33 @@ def test_exported_weights_are_played_without_a_run(cartpole: Path, tmp_path: Pat
     result = run_eval(weights, told)
     assert result.exit_code == 2
     assert str(weights) in result.output
+
+
+def test_environments_that_wait_are_stepped_side_by_side(tmp_path: Path) -> None:
+    together = f'{{factory: "rlsrl.testing.environments:TogetherEnv", kwargs: {{group: "{tmp_path}", number: 3}}}}'
+    experiment = CARTPOLE.replace("{id: CartPole-v1}", together).replace(
+        "environments: 8", "environments: 8, vectorization: threads"
+    )
+    run, weights, file = make_run(tmp_path / "run", experiment), tmp_path / "weights.safetensors", tmp_path / "it.yaml"
+    push(run, 1, BALANCES)
+    file.write_text(experiment)
+    exported = CliRunner().invoke(main, ["params", "export", str(run), "-o", str(weights)])
+    assert exported.exit_code == 0, exported.output
+    for played, *given in ((run,), (weights, f"--experiment={file}")):
+        report = evaluated(played, *given, "--episodes=6", "--environments=3")
+        assert (report["episodes"], report["length_mean"], report["faults"]) == (6, 4, 0)
+
+
+@pytest.mark.parametrize(
+    "override", ["actors.vectorization=loop", "actors.vectorization=threads", "environment={http: {url: 'http://a'}}"]
+)
+def test_environments_are_stepped_as_the_runs_evaluators_step_them(tmp_path: Path, override: str) -> None:
+    experiment = load_text(CARTPOLE, overrides=["evaluators={}", override])
+    run = make_run(tmp_path / "run", dump(experiment))
+    push(run, 1, BALANCES)
+    config = ResolvedExperiment.from_json((run / RESOLVED).read_bytes()).configs[EVALUATOR]
+    assert isinstance(config, EvaluatorConfig)
+    assert load_version(run, "latest").side_by_side == config.side_by_side
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -18,7 +19,7 @@ from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.threads import EnvironmentThreads, ThreadedVectorEnv
 from rlsrl.envs.vector import LoopVectorEnv, VectorEnv
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
-from rlsrl.testing.environments import at_any_rank
+from rlsrl.testing.environments import TogetherEnv, at_any_rank
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
 
 
@@ -252,15 +253,8 @@ def test_a_vector_in_threads_writes_what_the_loop_writes() -> None:
     assert any(arrays["terminated"].any() for arrays in written[0])
 
 
-def test_a_vector_in_threads_steps_its_environments_side_by_side() -> None:
-    barrier = threading.Barrier(3)
-
-    class Together(Witness):
-        def step(self, action: Any) -> Any:
-            barrier.wait(DEADLINE_SECONDS)  # no step ends before all have begun
-            return super().step(action)
-
-    envs = ThreadedVectorEnv(at_any_rank(Together), seeds=range(3))
+def test_a_vector_in_threads_steps_its_environments_side_by_side(tmp_path: Path) -> None:
+    envs = ThreadedVectorEnv(at_any_rank(lambda: TogetherEnv(str(tmp_path), 3)), seeds=range(3))
     layout = rollout_layout(envs.spec, num_steps=2, num_lanes=3)
     arrays = layout.view(bytearray(layout.nbytes))
     envs.begin(arrays)

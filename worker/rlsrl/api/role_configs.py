@@ -272,7 +272,7 @@ def evaluator_config(context: ResolutionContext) -> EvaluatorConfig:
         parameters=evaluators.parameters,
         greedy=evaluators.greedy,
         video=evaluators.video,
-        side_by_side=spec.steps_side_by_side,
+        side_by_side=spec.environment.steps_side_by_side(spec.actors.vectorization),
         policy_name=POLICY_NAME,
         parameter_store=context.placement.reached_store(context.experiment),
     )

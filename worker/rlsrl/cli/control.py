@@ -24,7 +24,7 @@ from rlsrl.api.load import SpecError
 from rlsrl.api.spec import ExperimentSpec
 from rlsrl.cli import is_kubectl
 from rlsrl.cli.errors import UserError
-from rlsrl.cli.kubectl import EXPERIMENTS, Kubectl, NotPermitted, Object
+from rlsrl.cli.kubectl import EXPERIMENTS, ChangedMeanwhile, Kubectl, Object
 from rlsrl.cli.live import quiet_interrupt
 from rlsrl.cli.on_cluster import as_experiment, coordinator_status
 from rlsrl.cli.status_view import is_over, read_status
@@ -127,27 +127,52 @@ def _control_on_cluster(
     changes: Callable[[ExperimentSpec], Mapping[str, Any]],
     request: str,
 ) -> None:
-    for tried in range(1, PATCH_TRIES + 1):
-        experiment = kubectl.experiment(name)
-        if is_over(read_status(experiment)):
-            raise UserError(f"{name} has ended")
-        wanted = changes(as_experiment(experiment).spec)
-        try:
-            _patch(kubectl, experiment, wanted)
-            break
-        except UserError as error:
-            if "the object has been modified" not in str(error) or tried == PATCH_TRIES:
-                raise
+    experiment, wanted = _change(name, kubectl, changes)
     click.echo("\n".join(f"{path}: {json.dumps(value)}" for path, value in wanted.items()))
     if experiment["spec"].get("suspend"):
-        click.echo(f"{name} is suspended: this takes effect when it resumes")
-    elif action == "checkpoint":
-        try:
-            _await_version(lambda: coordinator_status(kubectl, experiment), request)
-        except NotPermitted as error:
-            raise UserError(f"the version is requested, and cannot be followed from here: {error}") from error
-    else:
+        click.echo(f"{name} is suspended: this takes effect once spec.suspend is false")
+    elif action != "checkpoint":
         click.echo(f"see: kubectl rlsrl status {name}")
+    else:
+        _await_version(lambda: _training_status(name, kubectl), request)
+
+
+def _change(
+    name: str, kubectl: Kubectl, changes: Callable[[ExperimentSpec], Mapping[str, Any]]
+) -> tuple[Object, Mapping[str, Any]]:
+    """Write the new values of an experiment that has not ended. Return the experiment before them, and the values."""
+    for _ in range(PATCH_TRIES):
+        experiment = kubectl.experiment(name)
+        _require_not_over(name, experiment)
+        wanted = changes(as_experiment(experiment).spec)
+        with contextlib.suppress(ChangedMeanwhile):  # the new values depend on the others' change
+            _patch(kubectl, experiment, wanted)
+            return experiment, wanted
+    raise UserError(f"{name} is not changed: others changed it at the same time, {PATCH_TRIES} times. Try again")
+
+
+def _require_not_over(name: str, experiment: Object) -> None:
+    """Raise UserError for an experiment that has ended, where the action would have no effect."""
+    status = read_status(experiment)
+    if status.phase == "Failed":
+        raise UserError(
+            f"{name} has failed: `kubectl rlsrl why {name}` shows the cause, and `kubectl rlsrl retry {name}` tries it "
+            "again"
+        )
+    if is_over(status):
+        raise UserError(
+            f"{name} has ended, which is final: `kubectl rlsrl params list {name}` shows its stored versions"
+        )
+
+
+def _training_status(name: str, kubectl: Kubectl) -> Mapping[str, Any]:
+    """Return the status document of an experiment that has not ended."""
+    try:
+        experiment = kubectl.experiment(name)
+        _require_not_over(name, experiment)
+        return coordinator_status(kubectl, experiment)
+    except UserError as error:
+        raise UserError(f"the version is requested, and cannot be followed from here: {error}") from error
 
 
 def _patch(kubectl: Kubectl, experiment: Object, wanted: Mapping[str, Any]) -> None:
@@ -160,13 +185,14 @@ def _patch(kubectl: Kubectl, experiment: Object, wanted: Mapping[str, Any]) -> N
 def _await_version(document: Callable[[], Mapping[str, Any]], request: str) -> None:
     """Wait until the version of this request is stored, and print it."""
     deadline = time.monotonic() + STORE_SECONDS
-    totals: Mapping[str, Any] = {}
-    while time.monotonic() < deadline:
+    while True:
         totals = document().get("totals") or {}
         stored, _, version = str(totals.get("stored_on_request") or "").rpartition(" ")
         if stored == request:
             click.echo(f"stored version {version}")
             return
+        if time.monotonic() >= deadline:
+            break
         time.sleep(POLL_SECONDS)
     why = totals.get("unstored_reason") or "the trainers have not answered; `top` shows what they wait for"
     raise click.ClickException(f"no version is stored within {STORE_SECONDS:g} s: {why}. The request stays")

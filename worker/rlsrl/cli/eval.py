@@ -111,7 +111,7 @@ def play(evaluated: StoredVersion, share: EpisodeShare, *, seed: int, greedy: bo
         max_steps=max_steps,
         seed=seed,
         greedy=greedy,
-        side_by_side=evaluated.config.environment.http is not None,
+        side_by_side=evaluated.side_by_side,
     )
     log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr), processors=[_as_warning])  # stdout has the result
     reports = EpisodeReports(plan.environment.episode_info, log=log)

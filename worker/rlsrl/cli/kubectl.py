@@ -35,6 +35,17 @@ class NotPermitted(UserError):
     """The user has no permission for the call."""
 
 
+class ChangedMeanwhile(UserError):
+    """Another client changed the object after the version that the call names."""
+
+
+_KINDS: Mapping[str, type[UserError]] = {
+    "is forbidden": NotPermitted,
+    "the object has been modified": ChangedMeanwhile,
+}
+"""Errors that callers tell apart, by a part of kubectl's message."""
+
+
 class Kubectl:
     """Calls kubectl for one namespace; None: the namespace of the current context."""
 
@@ -50,6 +61,7 @@ class Kubectl:
 
         Raises:
             NotPermitted: the user has no permission for the call.
+            ChangedMeanwhile: the call names an older version of the object.
             UserError: kubectl is missing, failed or timed out; with its message and the cure.
         """
         called = f"kubectl {' '.join(arguments[:2])}"
@@ -134,7 +146,7 @@ def last_seen(event: Object) -> str:
 
 def failed_call(what: str, said: str, *, hint: str = "") -> UserError:
     """Return the error of a call that failed with this output. ``hint`` ends its message."""
-    kind = NotPermitted if "is forbidden" in said else UserError
+    kind = next((kind for sign, kind in _KINDS.items() if sign in said), UserError)
     return kind(f"{what}: {complaint(said)}{hint}")
 
 

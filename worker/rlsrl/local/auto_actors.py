@@ -10,12 +10,18 @@ from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlsrl.api.load import GivenExperiment, SpecError
 from rlsrl.local.child import call_in_child
 from rlsrl.local.cores import usable_cores
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.sizing.advice import MOST_LOSS
+
+if TYPE_CHECKING:
+    from rlsrl.data.specs import EnvSpec
+    from rlsrl.sizing.costs import Costs
+    from rlsrl.sizing.workload import EnvironmentSpeed
 
 MOST_ACTORS_A_CORE = 4
 """Actors beyond this number for each core are not tried."""
@@ -61,25 +67,25 @@ def fewest(speeds: Mapping[int, float]) -> int:
     return min(number for number, speed in speeds.items() if speed >= enough)
 
 
-def _choose(given: GivenExperiment, cores: int) -> Choice:
-    from rlsrl.envs.factory import environment_spec
-    from rlsrl.envs.unreachable import EnvironmentUnreachable
-    from rlsrl.sizing.costs import measured_costs
-    from rlsrl.sizing.environment import measure_environment
+def choice(
+    given: GivenExperiment, env_spec: EnvSpec, *, environment: EnvironmentSpeed, costs: Costs, cores: int
+) -> Choice:
+    """Return the choice for an environment of that speed and these costs of all else. Pure.
+
+    Numbers that the experiment's own rules or the system's limits exclude are no choice.
+
+    Raises:
+        SpecError: the experiment is invalid, with any number of actors.
+        ConfigurationError: the user's network cannot be made, or every number breaks a limit.
+    """
     from rlsrl.sizing.estimate import estimate
+    from rlsrl.sizing.limits import broken_limits
     from rlsrl.sizing.workload import Hardware, workload_of
-    from rlsrl.workers.build.common import effort_of, environment_source
+    from rlsrl.workers.build.common import effort_of
 
     spec = given.load_with_fewest_actors().spec
-    source = environment_source(spec.worker_environment)
-    try:
-        env_spec = environment_spec(source)
-        environment = measure_environment(source)
-    except EnvironmentUnreachable as error:
-        raise ConfigurationError(f"actors.replicas is auto, and {error}") from None  # its locks stay in this process
     network = effort_of(spec, env_spec)
-    costs = measured_costs().costs
-    speeds = {}
+    speeds, broken = {}, ""
     most = max(MOST_ACTORS_A_CORE * cores, LEAST_TRIED, spec.actors.replicas)
     for number in range(spec.actors.replicas, min(spec.actors.num_environments, most) + 1):
         try:
@@ -89,6 +95,27 @@ def _choose(given: GivenExperiment, cores: int) -> Choice:
         workload = workload_of(
             tried, env_spec, environment=environment, network=network, hardware=Hardware(cores=cores)
         )
+        if limits := broken_limits(workload, costs):
+            broken = f"with {number}, {limits[0]}"
+            continue
         speeds[number] = estimate(workload, costs).env_steps_a_second
+    if not speeds:
+        raise ConfigurationError(f"actors.replicas is auto, and no number of actors works: {broken}")
     chosen = fewest(speeds)
     return Choice(num_actors=chosen, cores=cores, env_steps_a_second=speeds[chosen])
+
+
+def _choose(given: GivenExperiment, cores: int) -> Choice:
+    from rlsrl.envs.factory import environment_spec
+    from rlsrl.envs.unreachable import EnvironmentUnreachable
+    from rlsrl.sizing.costs import measured_costs
+    from rlsrl.sizing.environment import measure_environment
+    from rlsrl.workers.build.common import environment_source
+
+    source = environment_source(given.load_with_fewest_actors().spec.worker_environment)
+    try:
+        env_spec = environment_spec(source)
+        environment = measure_environment(source)
+    except EnvironmentUnreachable as error:
+        raise ConfigurationError(f"actors.replicas is auto, and {error}") from None  # its locks stay in this process
+    return choice(given, env_spec, environment=environment, costs=measured_costs().costs, cores=cores)

@@ -29,6 +29,8 @@ class StoredVersion:
     """The run folder, or the file."""
     config: TrainerConfig
     """Its trainer's config: environment, network, seed."""
+    side_by_side: bool
+    """Whether evaluations step each environment in a thread of its own."""
     parameters: Parameters
     metadata: Mapping[str, Any]
     """The version's metadata, with the exported actor if the policy has one."""
@@ -105,11 +107,12 @@ def load_version(run: Path, ref: Ref) -> StoredVersion:
     """
     resolved = run / RESOLVED
     try:
-        config = ResolvedExperiment.from_json(resolved.read_bytes()).trainer
+        experiment = ResolvedExperiment.from_json(resolved.read_bytes())
     except OSError as error:
         raise RunFolderError(f"{run} is not a run folder: cannot read {resolved}: {error.strerror}") from error
     except ValueError as error:
         raise RunFolderError(f"{resolved} has another format than this version of rlsrl writes: {error}") from error
+    config = experiment.trainer
     db = open_run_database(run)
     parameters = db.get(config.policy_name, ref)
     assert parameters is not None, "None only where newer_than is given"
@@ -118,6 +121,7 @@ def load_version(run: Path, ref: Ref) -> StoredVersion:
     return StoredVersion(
         path=run,
         config=config,
+        side_by_side=_steps_side_by_side(experiment),
         parameters=parameters,
         metadata=found[0].metadata if found else {},
         created_at=found[0].created_at if found else time.time(),
@@ -132,17 +136,25 @@ def load_exported(path: Path, experiment: Path) -> StoredVersion:
         ConfigurationError: the exported file cannot be read.
         ParameterError: the exported file is damaged.
     """
-    config = resolve(
-        load_with_fewest_actors(experiment), local_placement(run_uid="exported", run_folder=Path.cwd())
-    ).trainer
+    resolved = resolve(load_with_fewest_actors(experiment), local_placement(run_uid="exported", run_folder=Path.cwd()))
     try:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
     parameters, header = decode_version(data, str(path))
     return StoredVersion(
-        path=path, config=config, parameters=parameters, metadata=header.metadata, created_at=header.created_at
+        path=path,
+        config=resolved.trainer,
+        side_by_side=_steps_side_by_side(resolved),
+        parameters=parameters,
+        metadata=header.metadata,
+        created_at=header.created_at,
     )
+
+
+def _steps_side_by_side(experiment: ResolvedExperiment) -> bool:
+    """Return whether evaluators of the experiment step environments in threads; it may have no evaluators."""
+    return experiment.actor.environment.steps_side_by_side(experiment.actor.vectorization)
 
 
 def find_modules(run: Path) -> None:

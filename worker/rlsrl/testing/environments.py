@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from rlsrl.envs.place import EnvironmentPlace
+from rlsrl.testing.waiting import DEADLINE_SECONDS
 
 
 def at_any_rank(make: Callable[[], gymnasium.Env[Any, Any]]) -> Callable[[int], gymnasium.Env[Any, Any]]:
@@ -160,6 +162,40 @@ class PhaseEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         """Leave the comparison."""
         if self in self._all:
             self._all.remove(self)
+
+
+class TogetherEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
+    """Episodes of ``LENGTH`` steps. No step ends before all environments of its group have begun one.
+
+    A group whose environments step one after the other fails, by the time-out of a barrier.
+    """
+
+    LENGTH: ClassVar[int] = 4
+    _barriers: ClassVar[dict[str, threading.Barrier]] = {}
+    """By group."""
+
+    def __init__(self, group: str, number: int) -> None:
+        """``group``: a name that no other test uses. ``number``: how many environments of the group are stepped."""
+        self.observation_space = _unbounded(4)
+        self.action_space = spaces.Discrete(2)
+        self._barrier = self._barriers.setdefault(group, threading.Barrier(number))
+        self._taken = 0
+
+    @override
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Begin an episode, without the others."""
+        super().reset(seed=seed, options=options)
+        self._taken = 0
+        return np.zeros(4, np.float32), {}
+
+    @override
+    def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Take a step, whatever the action."""
+        self._barrier.wait(DEADLINE_SECONDS)
+        self._taken += 1
+        return np.zeros(4, np.float32), 1.0, self._taken == self.LENGTH, False, {}
 
 
 class GatedEnv(gymnasium.Env[NDArray[np.float32], np.int64]):

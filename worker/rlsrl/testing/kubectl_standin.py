@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 Object = Mapping[str, Any]
 
@@ -37,10 +37,12 @@ def has(each, labels):
     own = each["metadata"].get("labels", {{}})
     wanted = [label.partition("=") for label in labels.split(",")]
     return all(own.get(name) == value if equals else name in own for name, equals, value in wanted)
-def get():
-    forbidden = HERE / "forbidden"
+def require_permission(verb):
+    forbidden = HERE / ("forbidden-" + verb)
     if forbidden.exists() and of_kind(words[1]) & of_kind(forbidden.read_text()):
-        fail("Error from server (Forbidden): " + words[1] + " is forbidden: User viewer cannot list it")
+        fail("Error from server (Forbidden): " + words[1] + " is forbidden: User viewer cannot " + verb + " it")
+def get():
+    require_permission("list")
     selector, field, output = option("--selector"), option("--field-selector"), option("--output")
     found = of(words[1])
     if selector:
@@ -56,6 +58,33 @@ def get():
         print("\\n".join(each["kind"].lower() + "/" + each["metadata"]["name"] for each in found))
     else:
         print(json.dumps({{"items": found}}))
+def merged(value, change):
+    if not isinstance(change, dict):
+        return change
+    before = value if isinstance(value, dict) else {{}}
+    after = {{**before, **{{name: merged(before.get(name), each) for name, each in change.items()}}}}
+    return {{name: each for name, each in after.items() if each is not None}}
+def write(found, change):
+    version = found["metadata"]["resourceVersion"]
+    if change.get("metadata", {{}}).get("resourceVersion", version) != version:
+        fail(
+            'Error from server (Conflict): Operation cannot be fulfilled on ' + words[1] + ' "' + words[2] + '": '
+            "the object has been modified; please apply your changes to the latest version and try again"
+        )
+    found.update(merged(found, change))
+    found["metadata"]["resourceVersion"] = str(int(version) + 1)
+    (HERE / "objects.json").write_text(json.dumps(objects))
+def patch():
+    require_permission("patch")
+    assert option("--type") == "merge"
+    change = json.loads(option("--patch"))
+    (found,) = [each for each in of(words[1]) if each["metadata"]["name"] == words[2]]
+    others = HERE / "changes-of-others.json"
+    first, *further = json.loads(others.read_text()) if others.exists() else [None]
+    if first is not None:
+        others.write_text(json.dumps(further or [None]))
+        write(found, first)
+    write(found, change)
 def annotate():
     kind, name, *changes = [word for word in words[1:] if word != "--overwrite"]
     (found,) = [each for each in of(kind) if each["metadata"]["name"] == name]
@@ -98,7 +127,7 @@ def port_forward():
         far = socket.create_connection((host, int(port)))
         for ends in ((near, far), (far, near)):
             threading.Thread(target=pump, args=ends, daemon=True).start()
-{{"annotate": annotate, "get": get, "logs": logs, "port-forward": port_forward}}[words[0]]()
+{{"annotate": annotate, "get": get, "logs": logs, "patch": patch, "port-forward": port_forward}}[words[0]]()
 """
 
 
@@ -121,22 +150,30 @@ class KubectlStandIn:
 
     def annotations(self, kind: str, name: str) -> Mapping[str, str]:
         """Return the annotations of an object."""
-        objects: list[Object] = json.loads((self.folder / "objects.json").read_text())
-        (found,) = (each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
-        annotations: Mapping[str, str] = found["metadata"].get("annotations", {})
+        annotations: Mapping[str, str] = self._object(kind, name)["metadata"].get("annotations", {})
         return annotations
+
+    def spec(self, kind: str, name: str) -> Object:
+        """Return the spec of an object."""
+        spec: Object = self._object(kind, name)["spec"]
+        return spec
 
     def show(self, *objects: Object) -> None:
         """Replace the cluster's objects."""
-        (self.folder / "objects.json").write_text(json.dumps(objects))
+        versioned = [{**each, "metadata": {"resourceVersion": "1", **each["metadata"]}} for each in objects]
+        (self.folder / "objects.json").write_text(json.dumps(versioned))
+
+    def change_before_patches(self, *changes: Object) -> None:
+        """Apply a merge patch of another client before each of the next patches, to the same object."""
+        (self.folder / "changes-of-others.json").write_text(json.dumps(changes))
 
     def refuse(self, said: str) -> None:
         """Make every further call fail with this message."""
         (self.folder / "refusal").write_text(said)
 
-    def forbid(self, kinds: str) -> None:
+    def forbid(self, kinds: str, *, verb: Literal["list", "patch"] = "list") -> None:
         """Refuse every further request for one of these kinds, such as ``secrets,pods``, for lack of permission."""
-        (self.folder / "forbidden").write_text(kinds)
+        (self.folder / f"forbidden-{verb}").write_text(kinds)
 
     def log(self, pod: str, text: str, *, previous: bool = False, ended: bool = False) -> None:
         """Set the log of a pod's current or previous worker. ``--follow`` waits for ever unless it has ended."""
@@ -147,3 +184,8 @@ class KubectlStandIn:
     def reach(self, coordinator: str) -> None:
         """Make port-forwards lead to that address."""
         (self.folder / "coordinator").write_text(coordinator)
+
+    def _object(self, kind: str, name: str) -> Object:
+        objects: list[Object] = json.loads((self.folder / "objects.json").read_text())
+        (found,) = (each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
+        return found

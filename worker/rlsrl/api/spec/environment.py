@@ -193,6 +193,13 @@ class Environment(Model):
         """Return the arguments of ``kwargs_by_rank`` for the environment with that rank."""
         return {} if self.kwargs_by_rank is None else self.kwargs_by_rank.at(rank)
 
+    def steps_side_by_side(self, vectorization: str) -> bool:
+        """Return whether evaluations step environments in threads: where environments wait, they wait together.
+
+        ``vectorization``: of the actors.
+        """
+        return vectorization == "threads" or self.http is not None
+
     @property
     def depends_on_rank(self) -> bool:
         """Whether environments of different ranks are made differently."""

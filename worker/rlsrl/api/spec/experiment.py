@@ -761,11 +761,6 @@ class ExperimentSpec(Model):
         return self.environment.for_workers(self.algorithm.chosen.vector_actions)
 
     @property
-    def steps_side_by_side(self) -> bool:
-        """Whether evaluations step their environments in threads: where environments wait, they wait together."""
-        return self.actors.vectorization == "threads" or self.environment.http is not None
-
-    @property
     def batch_environments(self) -> int:
         """Environments of one batch."""
         return self.trainers.batch_environments or self.actors.num_environments
