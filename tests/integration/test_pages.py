@@ -21,6 +21,8 @@ PRINTED = {
         r"started from runs/cartpole: envSteps",
         r"\d+ rows: step, wall, .*env_steps.*",
     ),
+    "docs/your-own-environment.md": (r"my-robot finished \(envSteps\): .*", r"version 1\.\d+: return -?\d\.\d\d"),
+    "docs/kubernetes/from-one-machine.md": (r"version 1\.\d+: action [01], exported to cartpole\.onnx",),
 }
 """Lines that the blocks of a page print, as regular expressions."""
 

@@ -10,10 +10,15 @@ from pathlib import Path
 
 import click
 import pytest
+from page_blocks import blocks_of
 
+from rlsrl.api.roles import ROLES
 from rlsrl.cli import main
+from rlsrl.cli.init import templates
 
 REPOSITORY = Path(__file__).parents[2]
+MOST_WORDS = 12
+"""The most words of our own that readers have to learn."""
 PAGES = sorted(
     [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), REPOSITORY / "charts" / "README.md"],
 )
@@ -46,6 +51,14 @@ def calls(line: str) -> Iterator[list[str]]:
             yield words[2:]
         elif words[:1] == ["rlsrl"]:
             yield words[1:]
+
+
+def first_cells(page: str, heading: str) -> list[str]:
+    """Return the first cells of the rows of the tables below a heading."""
+    section = (REPOSITORY / page).read_text(encoding="utf-8").partition(f"# {heading}\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"(?m)^\| ([^|]*) \|", section)
+    headers = re.findall(r"(?m)^\| ([^|]*) \|.*\n\| ---", section)
+    return [cell for cell in cells if cell != "---" and cell not in headers]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
@@ -82,6 +95,29 @@ def test_named_extras_exist() -> None:
     }
     assert named <= set(project["optional-dependencies"])
     assert {"ui", "video"} <= named
+
+
+def test_every_extra_is_on_the_page_about_installation() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (REPOSITORY / "docs" / "install.md").read_text(encoding="utf-8")
+    named = {extra for span in re.findall(r"`([a-z0-9,-]+)`", page) for extra in span.split(",")}
+    assert set(project["optional-dependencies"]) <= named
+
+
+def test_the_glossary_has_a_dozen_words_at_most() -> None:
+    words = first_cells("docs/glossary.md", "Glossary")
+    assert "**gang**" in words
+    assert len(words) <= MOST_WORDS, words
+    assert words == sorted(words)
+
+
+def test_the_readme_says_what_each_role_does() -> None:
+    assert {cell.split()[0] for cell in first_cells("README.md", "Roles")} == {role.name for role in ROLES}
+
+
+def test_the_page_about_environments_shows_the_environment_that_init_writes() -> None:
+    (shown,) = (block.text for block in blocks_of("docs/your-own-environment.md") if block.file == "my_env.py")
+    assert shown == templates(has_algorithm=False)["my_env.py"]
 
 
 def test_commands_in_pages_have_existing_options() -> None:
