@@ -133,6 +133,15 @@ def test_a_run_that_stands_still_shows_in_the_metric_and_on_the_page(watch: Call
     watch(check, own_process())
 
 
+def join_as_actor(service: CoordinatorService, roster: Leases, clock: ManualClock) -> Claim:
+    """Register actor 0, as a process named a; return its claim."""
+    claim = Claim(role="actor", instance="a", index=0)
+    lease = roster.lease(claim, clock.monotonic())
+    assert isinstance(lease, Lease)
+    service._register(pb.Hello(role="actor", instance="a"), claim, lease)
+    return claim
+
+
 def test_a_pause_shows_in_the_metric_while_its_workers_are_there(
     watch: Callable[[Check, str], None],
 ) -> None:
@@ -140,10 +149,7 @@ def test_a_pause_shows_in_the_metric_while_its_workers_are_there(
         def shown() -> float | None:
             return service._metrics.registry.get_sample_value("rlsrl_paused")
 
-        claim = Claim(role="actor", instance="a", index=0)
-        lease = roster.lease(claim, clock.monotonic())
-        assert isinstance(lease, Lease)
-        service._register(pb.Hello(role="actor", instance="a"), claim, lease)
+        claim = join_as_actor(service, roster, clock)
         for state in (WorkerState.RUNNING, WorkerState.PAUSED, WorkerState.RUNNING, WorkerState.PAUSED):
             roster.heartbeat("a", clock.monotonic())
             service._members.update(claim, MemberReport(state=state), clock.monotonic())
@@ -162,10 +168,7 @@ def test_environments_that_wait_for_their_server_show_in_the_metric_while_their_
         def shown() -> float | None:
             return service._metrics.registry.get_sample_value("rlsrl_environment_server_waits")
 
-        claim = Claim(role="actor", instance="a", index=0)
-        lease = roster.lease(claim, clock.monotonic())
-        assert isinstance(lease, Lease)
-        service._register(pb.Hello(role="actor", instance="a"), claim, lease)
+        claim = join_as_actor(service, roster, clock)
         for waits in (3.0, 0.0, 2.0):
             roster.heartbeat("a", clock.monotonic())
             service._members.update(claim, MemberReport(stats={SERVER_WAITS: waits}), clock.monotonic())

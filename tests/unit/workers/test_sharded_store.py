@@ -502,15 +502,20 @@ def test_after_its_only_shard_has_lost_all_a_rank_gathers_the_start_anew(
     assert step > before + 10, "both sides wait for ever"
 
 
+def state_after_slots(nodes: list[Node], slots: int) -> tuple[dict[str, Any], int]:
+    """Have each node store so many slots; return the state and the env steps of their rank."""
+    rank = Rank(*nodes, drawing=drawing_of())
+    for _ in range(slots):
+        for node in nodes:
+            rank.post(node)
+    return rank.store.state_dict(), rank.store.env_steps
+
+
 def test_a_rank_that_resumes_grants_nothing_until_it_has_heard_all_its_shards(
     make_nodes: Callable[..., list[Node]],
 ) -> None:
     nodes = make_nodes(2, capacity=2000)
-    rank = Rank(*nodes, drawing=drawing_of())
-    for _ in range(60):
-        for node in nodes:
-            rank.post(node)
-    state, stored = rank.store.state_dict(), rank.store.env_steps
+    state, stored = state_after_slots(nodes, 60)
     resumed = Rank(*nodes, state=state, drawing=drawing_of(), late=nodes)
     experience = experience_of(resumed, start=800, counts={"stored": stored, "due": 100.0, "updates": 100})
     for node in nodes:
@@ -528,11 +533,7 @@ def test_a_rank_that_resumes_goes_on_without_a_shard_that_counts_as_dead(
     make_nodes: Callable[..., list[Node]],
 ) -> None:
     nodes = make_nodes(2, capacity=2000)
-    rank = Rank(*nodes, drawing=drawing_of())
-    for _ in range(60):
-        for node in nodes:
-            rank.post(node)
-    state, stored = rank.store.state_dict(), rank.store.env_steps
+    state, stored = state_after_slots(nodes, 60)
     for _ in range(20):
         nodes[1].shard.insert([nodes[1].slot()])  # and its rank is away
     resumed = Rank(*nodes, state=state, drawing=drawing_of(), late=nodes[1:])
@@ -554,7 +555,7 @@ def test_a_rank_that_resumes_goes_on_without_a_shard_that_counts_as_dead(
     assert resumed.store.env_steps == sum(node.produced for node in nodes)
     figures = experience.figures()
     assert figures["train_steps_behind"] > figures["train_steps_behind_limit"], "it brings more than the bound allows"
-    assert (sum(nodes[0].grants), nodes[1].grants) == (granted, []), "so nobody gathers until that is trained"
+    assert (sum(nodes[0].grants), nodes[1].grants) == (granted, []), "actors wait until training has caught up"
 
 
 @pytest.mark.parametrize("comes_back", ["before the step", "after the step"])

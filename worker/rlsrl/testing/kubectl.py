@@ -15,6 +15,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+from rlsrl.api.placement import STATUS_PAGE
 from rlsrl.testing.cluster_api import ApiReader, Object
 from rlsrl.testing.waiting import until
 
@@ -173,7 +174,7 @@ class ClusterExperiment:
 
     def ledger(self) -> Object:
         """Return the run's ledger from the coordinator."""
-        found: Object = json.loads(self.page("coordinator", "/status"))["ledger"]
+        found: Object = json.loads(self.page("coordinator", STATUS_PAGE))["ledger"]
         return found
 
     def page(self, role: str, path: str) -> str:

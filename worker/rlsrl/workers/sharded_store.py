@@ -302,7 +302,7 @@ class ShardedStore(ReplayStore):
     def settle(self, settlement: Settlement) -> int:
         """As ``ReplayStore.settle``. The shards count later, and the number is of what they have told since.
 
-        A shard that has lost its content since the draw is told nothing: its keys mean other transitions now.
+        A shard that has lost its content since the draw gets no message: the drawn keys name other transitions now.
         """
         self._step = settlement.step
         draw = self._draws.pop(settlement.step - 1)
