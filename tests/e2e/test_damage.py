@@ -35,10 +35,15 @@ def called(experiment: ClusterExperiment, command: str, *options: str) -> tuple[
 
 def await_failure(experiment: ClusterExperiment, attempt: int) -> str:
     """Wait until the attempt has failed for good; return the message."""
-    until(
-        lambda: (experiment.phase, experiment.status.get("attempt")) == ("Failed", attempt), f"attempt {attempt} fails"
-    )
-    finished = experiment.condition("Finished")
+    status: Object = {}
+
+    def has_failed() -> bool:
+        # One read of both: between two reads a new attempt may begin.
+        status.update(experiment.status)
+        return (status.get("phase"), status.get("attempt")) == ("Failed", attempt)
+
+    until(has_failed, f"attempt {attempt} fails")
+    (finished,) = (each for each in status["conditions"] if each["type"] == "Finished")
     assert finished["reason"] == "RunDamaged", finished
     return str(finished["message"])
 
