@@ -24,7 +24,7 @@ CHART = Path(__file__).parents[2] / "charts"
 SYSTEM, RELEASE, DEFINITION = "rlsrl-system", "rlsrl", "rlexperiments.rlsrl.dev"
 STATEMENT_SECONDS = 660.0
 """Deadline of a statement. The longest is a `kubectl wait` of ten minutes."""
-INSTALLING = ("README.md", "docs/kubernetes/install.md")
+INSTALLING = ("README.md", "charts/README.md", "docs/kubernetes/install.md")
 """Pages that install the operator themselves. The others suppose one."""
 USING = tuple(
     page

@@ -29,6 +29,7 @@ REPOSITORY = Path(__file__).parents[2]
 WITHOUT_BLOCKS_OF_USERS = {"failures.md", "roadmap.md", "untested.md"}
 PAGES = (
     "README.md",
+    "charts/README.md",
     *sorted(
         str(page.relative_to(REPOSITORY))
         for folder in ("docs", "docs/kubernetes")

@@ -62,6 +62,12 @@ def test_the_commands_the_readme_names_exist(project: Path) -> None:
     assert {"run", "eval", "validate"} <= named <= set(COMMANDS)
 
 
+def test_pytest_is_installed_before_its_call(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(main, ["init", str(tmp_path / "robot")]).output
+    for text in (printed, (tmp_path / "robot" / "README.md").read_text()):
+        assert 0 < text.find("pip install pytest") < text.find("python -m pytest"), text
+
+
 def test_environment_and_network_are_what_the_experiment_names_and_fit_each_other(importable: Path) -> None:
     spec = load_file(importable / "experiment.yaml").spec
     source = EnvironmentSource(factory=spec.environment.factory, kwargs=spec.environment.kwargs)

@@ -106,7 +106,7 @@ def test_blocks_that_call_a_cluster_are_known() -> None:
 
 
 def test_every_page_can_be_followed() -> None:
-    assert {"README.md", "docs/python.md", "docs/kubernetes/install.md"} <= set(PAGES)
+    assert {"README.md", "charts/README.md", "docs/python.md", "docs/kubernetes/install.md"} <= set(PAGES)
     blocks = [block for page in PAGES for block in blocks_of(page)]
     assert len(blocks) > 60
     assert all(list(statements(block)) for block in blocks if block.language == "bash")

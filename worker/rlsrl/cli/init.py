@@ -34,6 +34,7 @@ def init(folder: Path, has_algorithm: bool) -> None:
     click.echo(
         f"\nNext:\n"
         f"  cd {folder}\n"
+        f"  pip install pytest              # for the next command\n"
         f"  python -m pytest                # check {checked}\n"
         f"  rlsrl run experiment.yaml       # train it\n"
         f"  rlsrl eval runs/{name}\n"
