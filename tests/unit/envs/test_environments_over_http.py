@@ -5,6 +5,7 @@ errors of the environment are its own, and a server that comes back is used agai
 from __future__ import annotations
 
 import json
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -34,7 +35,6 @@ from rlsrl.runtime.call_board import CALL_NAMES, LANE
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.testing.environment_server import EnvironmentServer
 from rlsrl.testing.http_proxy import FaultyProxy, ProxyAnswer, Request
-from rlsrl.testing.live_runs import fetch
 from rlsrl.testing.served_environments import ServedEnv
 from rlsrl.testing.servers import free_address
 from rlsrl.testing.waiting import DEADLINE_SECONDS, until
@@ -234,7 +234,21 @@ def test_the_interface_describes_itself(server: EnvironmentServer) -> None:
         "/v1/sessions/{session}/step",
     }
     assert ask(server, "GET", "/v1/spaces")[1]["action_space"]["type"] == "Tuple"
-    assert "'/openapi.json'" in fetch(f"{server.url}/docs"), "the page shows this document"
+
+
+def test_the_page_of_the_interface_shows_all_of_it_and_loads_nothing(server: EnvironmentServer) -> None:
+    document = ask(server, "GET", "/openapi.json")[1]
+    with urllib.request.urlopen(f"{server.url}/docs", timeout=DEADLINE_SECONDS) as answer:
+        page, policy = answer.read().decode(), answer.headers["Content-Security-Policy"]
+    for path, item in document["paths"].items():
+        assert all(f"{method.upper()} {path}" in page for method in item)
+    for name, schema in document["components"]["schemas"].items():
+        assert f'id="{name}"' in page
+        assert all(f"<code>{field}</code>" in page for field in schema["properties"])
+    assert set(re.findall(r'(?:href|src|action)="([^"#]*)', page)) == {"", "/openapi.json"}
+    assert not re.search(r"<script|<link|url\(|@import|//", page)
+    assert policy.startswith("default-src 'none';")
+    assert ask(server, "GET", "/redoc")[0] == 404, "FastAPI's other page"
 
 
 def test_malformed_requests_say_what_is_wrong(server: EnvironmentServer) -> None:

@@ -1,6 +1,6 @@
-"""The server behind ``rlsrl serve-environment``: sessions of one environment as an HTTP interface with an OpenAPI page.
+"""The server behind ``rlsrl serve-environment``: sessions of one environment as an HTTP interface with a page about it.
 
-FastAPI checks the messages and makes the page; uvicorn serves. Steps and resets, which environments make all the time,
+FastAPI checks the messages and describes them; uvicorn serves. Steps and resets, which environments make all the time,
 are answered before FastAPI. Handlers only start jobs of sessions and await them, so the event loop never waits for an
 environment.
 """
@@ -20,7 +20,7 @@ from typing import Any
 import uvicorn
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -41,6 +41,7 @@ from rlsrl.envs.http.protocol import (
     StepReply,
     StepRequest,
 )
+from rlsrl.envs.http_server.page import HEADERS, interface_page
 from rlsrl.envs.http_server.sessions import SessionError, Sessions
 from rlsrl.runtime.errors import ConfigurationError
 
@@ -73,7 +74,9 @@ def environment_app(sessions: Sessions, *, token: str = "") -> ASGIApp:
     app = FastAPI(
         title=f"rlsrl: {sessions.source}",
         version=PREFIX.removeprefix("/v"),
-        description=__doc__,
+        description="Each session is one environment. Its resets and steps have the keys 1, 2, 3, ... in their order.",
+        docs_url=None,  # FastAPI's own pages load their scripts from elsewhere
+        redoc_url=None,
         lifespan=_lifespan(sessions),
         dependencies=[Depends(authorize)],
         responses=_ERRORS,
@@ -82,6 +85,7 @@ def environment_app(sessions: Sessions, *, token: str = "") -> ASGIApp:
     calls = _add_calls(app, sessions)
     _add_descriptions(app, sessions)
     _add_sessions(app, sessions)
+    app.add_route("/docs", lambda _: HTMLResponse(interface_page(app.openapi()), headers=HEADERS))
     return _DirectCalls(app, calls, authorize)
 
 
