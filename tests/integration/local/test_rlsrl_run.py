@@ -355,6 +355,8 @@ def test_a_workers_configuration_error_exits_with_2(desk: Desk) -> None:
 
     assert result.exit_code == 2
     assert "no environment 'Carpole'" in result.output
+    assert "once it is mended: rlsrl run toy.yaml --fresh\n" in result.output
+    assert "to resume" not in result.output
     assert not desk.summary()["finished"]
 
 

@@ -76,10 +76,19 @@ def test_every_command_is_there_and_has_help(name: str) -> None:
 
 
 def test_an_unknown_command_is_a_user_error() -> None:
-    result = CliRunner().invoke(main, ["trian"])
+    result = CliRunner().invoke(main, ["valdate"])
 
     assert result.exit_code == 2
-    assert "trian" in result.output
+    assert "No such command 'valdate'. (did you mean 'validate'?)" in result.output
+
+
+def test_ctrl_c_while_a_command_is_imported_has_the_exit_status_of_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+
+    assert CliRunner().invoke(main, ["run", "experiment.yaml"]).exit_code == 130
 
 
 def test_a_user_error_is_one_line_and_exit_code_2() -> None:
@@ -162,7 +171,11 @@ def test_a_cluster_command_names_the_local_run_of_that_name(
     (tmp_path / "runs" / "toy").mkdir(parents=True)
     (tmp_path / "runs" / "toy" / "controller.json").touch()
 
-    local, unknown = (CliRunner().invoke(main, ["status", name]) for name in ("toy", "other"))
+    local, path, unknown = (CliRunner().invoke(main, ["status", name]) for name in ("toy", "runs/toy", "other"))
 
-    assert "toy is a run on this machine: `rlsrl top toy` shows it" in local.stderr
+    assert "toy is a run on this machine: `rlsrl top toy` shows it, its logs are in runs/toy/logs" in local.stderr
+    assert path.stderr == (
+        "Error: runs/toy is not the name of an experiment on the cluster\n"
+        "runs/toy is a run on this machine: `rlsrl top runs/toy` shows it, its logs are in runs/toy/logs\n"
+    )
     assert "is a run on this machine" not in unknown.stderr

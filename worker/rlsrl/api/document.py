@@ -309,6 +309,14 @@ class _Reader:
         return SourcePosition(source=self._source, line=line, column=column)
 
 
+_CURES = {
+    "'\\t'": "indent with spaces, not with tabs",
+    "'<block mapping start>'": "indent the line as far as its siblings",
+    "mapping values are not allowed": "indent the line as far as its siblings, and put quotes around text with `: `",
+}
+"""The cure of an error of YAML's syntax, by a part of its message."""
+
+
 def _compose(text: str) -> list[yaml.Node]:
     """Return the non-empty documents in ``text``."""
     try:
@@ -320,7 +328,8 @@ def _compose(text: str) -> list[yaml.Node]:
                 nodes.append(node)
     except yaml.MarkedYAMLError as error:
         problem = ", ".join(part for part in (error.context, error.problem) if part)
-        raise _Unreadable(f"not YAML: {problem}", error.problem_mark or error.context_mark) from error
+        cure = "".join(f": {cure}" for part, cure in _CURES.items() if part in problem)
+        raise _Unreadable(f"not YAML: {problem}{cure}", error.problem_mark or error.context_mark) from error
     except yaml.reader.ReaderError as error:
         raise _Unreadable(f"not YAML: {error.reason}: {error.character!r} at {error.position}") from error
     except (ValueError, OverflowError) as error:  # an escape or a directive with an invalid number

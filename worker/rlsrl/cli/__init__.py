@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple
 import click
 from typing_extensions import override
 
-from rlsrl.cli.errors import UserError
+from rlsrl.cli.errors import SIGNALLED, UserError
+from rlsrl.runtime.errors import did_you_mean
 from rlsrl.runtime.extras import NotInstalled, extras_named
 
 
@@ -70,13 +72,28 @@ class _LazyGroup(click.Group):
         return command
 
     @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command. The error of an unknown one names the nearest."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            raise click.UsageError(f"{error.message}{did_you_mean(args[0], COMMANDS)}", ctx) from error
+
+    @override
     def invoke(self, ctx: click.Context) -> Any:
-        """Import and run the command. A missing package is an error that names its extra."""
+        """Import and run the command. A missing package is an error that names its extra.
+
+        Ctrl-C ends with a signal's exit status, also while modules are imported, which takes seconds.
+        """
         try:
             with extras_named():
                 return super().invoke(ctx)
         except NotInstalled as error:
             raise UserError(str(error)) from error
+        except KeyboardInterrupt:
+            ctx.exit(SIGNALLED + signal.SIGINT)
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from rlsrl.runtime.errors import EnvironmentFailed
 
 
+SIGNALLED = 128
+"""The exit status of a command that a signal ended, less the signal's number."""
+
+
 class UserError(click.ClickException):
     """The user can correct this. The message says what and how."""
 

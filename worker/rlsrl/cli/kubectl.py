@@ -83,6 +83,8 @@ class Kubectl:
         Raises:
             UserError: the experiment does not exist, or see ``ask``; with a hint if a run on this machine has the name.
         """
+        if "/" in name:
+            raise UserError(f"{name} is not the name of an experiment on the cluster{_local_run(name)}")
         try:
             return self._experiment(name)
         except UserError as error:
@@ -127,9 +129,10 @@ def _local_run(name: str) -> str:
     """Return a hint if a run of that name is on this machine."""
     from rlsrl.local.run_names import RECORD, RUNS
 
-    if not any((folder / RECORD).is_file() for folder in (Path(name), RUNS / name)):
-        return ""
-    return f"\n{name} is a run on this machine: `rlsrl top {name}` shows it"
+    for folder in (Path(name), RUNS / name):
+        if (folder / RECORD).is_file():
+            return f"\n{name} is a run on this machine: `rlsrl top {name}` shows it, its logs are in {folder / 'logs'}"
+    return ""
 
 
 def own_labels(experiment: Object) -> dict[str, str]:

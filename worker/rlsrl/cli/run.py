@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from rlsrl.api.load import GivenExperiment, SpecError
-from rlsrl.cli.errors import UserError, environment_failed
+from rlsrl.cli.errors import SIGNALLED, UserError, environment_failed
 from rlsrl.local.controller import Failed, Finished, Interrupted, RecordsLost
 from rlsrl.local.display import UnbreakableOutput
 from rlsrl.local.folder_check import NothingToResume
@@ -23,7 +23,7 @@ from rlsrl.runs.training import Console, EndedRun, train_on_this_machine
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.runtime.ledger import LedgerError
 
-FINISHED, FAILED, BAD_INPUT, SIGNALLED = 0, 1, 2, 128
+FINISHED, FAILED, BAD_INPUT = 0, 1, 2
 
 
 @click.command()
@@ -130,7 +130,11 @@ def _report(ended: EndedRun, again: str) -> int:
         return FINISHED
     if isinstance(outcome, Interrupted) and outcome.killed:
         _say(f"killed without a last checkpoint: training after version {summary['versions']['last']} is lost")
-    _say(f"to resume: {again}")
+    if isinstance(outcome, Failed) and outcome.configuration and not summary["env_steps"]:
+        # The mended experiment may be another one, which a run folder refuses. Nothing is lost.
+        _say(f"once it is mended: {again} --fresh")
+    else:
+        _say(f"to resume: {again}")
     if isinstance(outcome, Failed):
         _say(f"error: {outcome.message}", err=True)  # last, where users look first
         return BAD_INPUT if outcome.configuration else FAILED

@@ -32,9 +32,14 @@ def _arguments(_context: click.Context, _option: click.Parameter, text: str) -> 
     "--kwargs", metavar="JSON", default="{}", callback=_arguments,
     help="Arguments of every environment. Those of the experiment (environment.kwargs) take precedence.",
 )  # fmt: skip
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="The port; 0: any free one."
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65535),
+    default=8765,
+    show_default=True,
+    help="The port; 0: any free one.",
 )
 @click.option(
     "--token-file", type=click.Path(dir_okay=False, path_type=Path),
@@ -42,13 +47,14 @@ def _arguments(_context: click.Context, _option: click.Parameter, text: str) -> 
 )  # fmt: skip
 @click.option(
     "--max-sessions",
+    metavar="N",
     type=click.IntRange(min=1),
     default=1024,
     show_default=True,
     help="The most environments at a time.",
 )
 @click.option(
-    "--idle-seconds", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True,
+    "--idle-seconds", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True), default=300.0, show_default=True,
     help="Seconds without a request after which an environment is closed.",
 )  # fmt: skip
 @click.option(

@@ -417,7 +417,8 @@ def _ratio_needs_replay(spec: ExperimentSpec) -> Fault | None:
         return None
     if replays:
         return Fault(
-            "is missing, and the algorithm replays: how often it trains does not follow from the batches", "a number"
+            "is missing, and the algorithm replays: how often it trains does not follow from the batches",
+            "a number, for example 0.5: a training step for two env steps",
         )
     return Fault(f"{ratio} is of no use: {spec.algorithm.name} trains on each batch as it arrives", "unset")
 
