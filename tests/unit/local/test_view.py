@@ -203,6 +203,8 @@ def test_ended_processes_are_not_listed_as_problems() -> None:
 def test_the_plain_line_before_the_first_numbers() -> None:
     assert line(replace(VIEW, status=None)) == "   12.3 s | starting"
     assert line(replace(VIEW, status={}, processes=())) == "   12.3 s | starting"
+    only_actors = {"totals": {"env_steps": None, "train_steps": None, "environment_errors": 0}}
+    assert line(replace(VIEW, status=only_actors, processes=())) == "   12.3 s | starting"
     totals = {"totals": {"env_steps": 3}}
     text = line(replace(VIEW, status=totals, processes=(), stop=Stop(train_steps=7, wall_seconds=60.0)))
     assert text == (

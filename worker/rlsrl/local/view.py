@@ -106,8 +106,9 @@ def line(view: RunView) -> str:
 
 
 def _has_totals(view: RunView) -> bool:
-    """Return whether the status has numbers: before the trainer's first report all of them are unknown."""
-    return any(isinstance(value, int | float) for value in mapping(view.status, "totals").values())
+    """Return whether the status has numbers of the trainer. Before its first report there are only actors' errors."""
+    totals = mapping(view.status, "totals")
+    return any(isinstance(totals.get(name), int | float) for name in ("env_steps", "train_steps"))
 
 
 def _figures(view: RunView) -> list[str]:
