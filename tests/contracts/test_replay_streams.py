@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -54,20 +54,24 @@ class Bench:
         tls: Tls | None,
         shards: Iterable[int] = (),
         peer_timeout: float = 60.0,
+        lives: Mapping[int, int] | None = None,
     ) -> None:
         self._resources = resources
-        self.server = ShardServer(address, CODEC, shards=shards, token=TOKEN, tls=tls, peer_timeout=peer_timeout)
+        settings = {"token": TOKEN, "tls": tls, "peer_timeout": peer_timeout}
+        self.server = ShardServer(address, CODEC, shards=shards, lives=lives, **settings)
         resources.enter_context(closing(self.server))
         self.tls = tls
         self.heard: list[ReplayMessage] = []
         self.taken: list[tuple[int, ReplayMessage | None]] = []
 
-    def shard(self, index: int = 0, *, token: str = TOKEN, codec: ReplayCodec = CODEC) -> ShardConnection:
+    def shard(
+        self, index: int = 0, *, token: str = TOKEN, codec: ReplayCodec = CODEC, life: int = 1
+    ) -> ShardConnection:
         def answers(message: ReplayMessage) -> Iterable[ReplayMessage]:
             self.heard.append(message)
             return [rows_of(message.num_rows)] if isinstance(message, DrawRequest) else []
 
-        hello = ShardHello(index=index, digest=codec.digest, life=1, env_steps=7, lanes=2, mass=5, num_transitions=4)
+        hello = ShardHello(index=index, digest=codec.digest, life=life, env_steps=7, lanes=2, mass=5, num_transitions=4)
         connection = ShardConnection(
             self.server.address, codec, token=token, tls=self.tls, hello=lambda: hello, answers=answers
         )
@@ -146,6 +150,18 @@ def test_a_shard_that_connects_again_takes_the_place_of_its_former_connection(
     assert [type(message) for _, message in bench.taken] == [ShardHello, type(None), ShardHello]
     bench.welcome()
     until(lambda: is_connected(newer), "the newer one hears the rank")
+
+
+def test_a_shard_whose_successor_was_heard_is_refused(make_bench: Callable[..., Bench]) -> None:
+    """It lives on where its node was cut off, and later all that it has stored would count once more."""
+    bench = make_bench(lives={1: 3})
+    successors = [bench.shard(index=0, life=2), bench.shard(index=1, life=3)]
+    bench.until_taken(2, *successors)
+    for stale in (bench.shard(index=0, life=1), bench.shard(index=1, life=2)):
+        stale.attend()
+        until(lambda stale=stale: stale._has_ended, "the refusal")
+    bench.until_taken(3, *successors, bench.shard(index=2))
+    assert [(index, type(message)) for index, message in bench.taken[2:]] == [(2, ShardHello)]
 
 
 def test_a_shard_finds_the_next_life_of_its_rank(make_bench: Callable[..., Bench]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -43,6 +43,7 @@ class ShardServer:
         codec: ReplayCodec,
         *,
         shards: Iterable[int],
+        lives: Mapping[int, int] | None = None,
         token: str,
         tls: Tls | None = None,
         peer_timeout: float,
@@ -55,6 +56,7 @@ class ShardServer:
             address: Where to listen.
             codec: The stream's messages.
             shards: The indices of the shards that are to connect.
+            lives: By index, the newest life of each shard of which a former life of the rank heard; None: of no shard.
             token: The experiment's token. Shards must show it.
             tls: Certificates, if shards must have some, too.
             peer_timeout: Seconds of silence after which a shard counts as dead, also one that has never connected.
@@ -75,6 +77,8 @@ class ShardServer:
         """Guards all that follows."""
         self._awaited = {*shards}
         """Those that have not connected, until they count as dead."""
+        self._lives = dict(lives or {})
+        """By the shard's index: its newest life that was heard."""
         self._connections: dict[int, _Connection] = {}
         """By the shard's index."""
         self._inbox: list[tuple[int, ReplayMessage | None]] = []
@@ -168,7 +172,10 @@ class ShardServer:
                     self._end(connection, reason)
 
     def _admitted(self, stream: ServerStream, hello: ReplayMessage) -> _Connection:
-        """Return the connection of a shard, in the place of an earlier one."""
+        """Return the connection of a shard, in the place of an earlier one.
+
+        A process on a node that was cut off may connect again after its successor: what it stored since counts nowhere.
+        """
         if not isinstance(hello, ShardHello):
             raise Malformed(f"the first message is a {type(hello).__name__}; allowed: ShardHello")
         if hello.digest != self._codec.digest:
@@ -177,6 +184,9 @@ class ShardServer:
                 "must run the same spec and version"
             )
         with self._changed:
+            if hello.life < (newest := self._lives.get(hello.index, hello.life)):
+                raise Malformed(f"shard {hello.index} of life {hello.life} was succeeded by one of life {newest}")
+            self._lives[hello.index] = hello.life
             if (former := self._connections.get(hello.index)) is not None:
                 self._end(former, "the shard has connected again")
             self._awaited.discard(hello.index)

@@ -77,23 +77,21 @@ def open_sharded_replay(
         OSError: another process serves the rank's endpoint.
     """
     codec = replay_codec(config.environment, slot, config.algorithm.chosen)
+    drawing, counts = drawing_of(config, replay, rank=rank), counts_from(config, state, rank)
+    counted = 0 if counts is None else int(counts["stored"])
+    known = known_shards([] if state is None else limiter_states(state))
     shards = range(rank, replay.num_shards * config.num_trainers, config.num_trainers)
     server = ShardServer(
         own_address(config.serving(config.samples_endpoints, context.index)),
         codec,
         shards=shards,
+        lives={int(index): shard["life"] for index, shard in known.items()},
         token=context.token,
         tls=context.tls,
         peer_timeout=config.peer_timeout_seconds,
         on_unauthenticated=context.count_unauthenticated,
     )
     resources.enter_context(closing(server))
-    drawing, counts = drawing_of(config, replay, rank=rank), counts_from(config, state, rank)
-    counted = 0 if counts is None else int(counts["stored"])
-    saved = {
-        "arrived": counted if counts is None else counts.get("arrived", counted),
-        "shards": known_shards([] if state is None else limiter_states(state)),
-    }
     store = ShardedStore(
         server,
         codec=codec,
@@ -101,7 +99,7 @@ def open_sharded_replay(
         indices=shards,
         lanes_per_slot=replay.most_lanes,
         step=0 if state is None else state.version.step,
-        state=saved,
+        state={"arrived": counted if counts is None else counts.get("arrived", counted), "shards": known},
     )
     limiter = limiter_of(config, replay)
     if counts is not None:
