@@ -18,15 +18,16 @@ from rlsrl.algorithms.gradients import LocalGradients
 from rlsrl.algorithms.learner import Learner
 from rlsrl.api.spec import AlgorithmSpec, DqnSpec
 from rlsrl.buffers.replay.rows import IMPORTANCE, NEXT
-from rlsrl.data.specs import Arrays
+from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.policies.build import build_network
 from rlsrl.policies.epsilon_greedy import EPSILON
 from rlsrl.policies.networks import MlpActionValues
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import MASK, discrete_env_spec, masked_env_spec
+from rlsrl.testing.rollouts import MASK, discrete_env_spec, masked_env_spec, masked_rows
 
 ENV_SPEC = discrete_env_spec(num_features=3, num_actions=4)
+MASKED = masked_env_spec()
 SIZE, UPDATES_A_STEP = 16, 3
 NETWORK = {"hidden_sizes": (8,), "activation": "relu"}
 
@@ -35,9 +36,9 @@ def spec_of(**fields: Any) -> DqnSpec:
     return DqnSpec.model_validate({"minibatchSize": SIZE, "targetPeriod": 4, "maxGradientNorm": 1e6, **fields})
 
 
-def policy_of(seed: int = 0, **options: Any) -> TorchPolicy:
-    module = build_network(MlpActionValues, ENV_SPEC, {**NETWORK, **options}, seed=seed, outputs="actionValues")
-    return TorchPolicy(module, ENV_SPEC, outputs="actionValues")
+def policy_of(seed: int = 0, env_spec: EnvSpec = ENV_SPEC, **options: Any) -> TorchPolicy:
+    module = build_network(MlpActionValues, env_spec, {**NETWORK, **options}, seed=seed, outputs="actionValues")
+    return TorchPolicy(module, env_spec, outputs="actionValues")
 
 
 def rows_of(seed: int = 0, *, num_rows: int = UPDATES_A_STEP * SIZE) -> Arrays:
@@ -54,10 +55,16 @@ def rows_of(seed: int = 0, *, num_rows: int = UPDATES_A_STEP * SIZE) -> Arrays:
     }
 
 
-def network_of(policy: TorchPolicy, seed: int = 0) -> nn.Sequential:
+def masked_rows_of(seed: int) -> Arrays:
+    others = {name: rows_of(seed)[name] for name in ("reward", "discount", IMPORTANCE)}
+    return {**masked_rows(UPDATES_A_STEP * SIZE, seed), **others}
+
+
+def network_of(policy: TorchPolicy) -> nn.Sequential:
     """Return the same network as torch's own modules."""
     vector = torch.from_numpy(policy.parameters(Version(0, 0)).vector.copy())
-    module = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4))
+    ((num_features,),) = (spec.shape for spec in policy.env_spec.unmasked.observation.values())
+    module = nn.Sequential(nn.Linear(num_features, 8), nn.ReLU(), nn.Linear(8, policy.env_spec.action.num_actions))
     nn.utils.vector_to_parameters(vector, module.parameters())
     return module
 
@@ -66,6 +73,7 @@ class SingleFile:
     """DQN as a program of its own: loops over rows, torch's modules, autograd and Adam."""
 
     def __init__(self, policy: TorchPolicy, spec: DqnSpec) -> None:
+        (self.observation,) = policy.env_spec.unmasked.observation
         self.network = network_of(policy)
         self.target = copy.deepcopy(self.network)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=0.1, eps=1e-5)
@@ -81,12 +89,14 @@ class SingleFile:
         weights = rows[IMPORTANCE] ** self.spec.importance_exponent
         losses = []
         for row in range(SIZE):
-            q = self.network(torch.from_numpy(rows["observation"][row]))[int(rows["action"][row])]
+            q = self.network(torch.from_numpy(rows[self.observation][row]))[int(rows["action"][row])]
             with torch.no_grad():
-                following = torch.from_numpy(rows[NEXT + "observation"][row])
-                of_target = self.target(following)
-                best = int(self.network(following).argmax()) if self.spec.double else int(of_target.argmax())
-                target = float(rows["reward"][row]) + float(rows["discount"][row]) * float(of_target[best])
+                following = torch.from_numpy(rows[NEXT + self.observation][row])
+                of_target = self.target(following).tolist()
+                chooser = self.network(following).tolist() if self.spec.double else of_target
+                legal = [each for each in range(len(chooser)) if MASK not in rows or rows[NEXT + MASK][row][each]]
+                value = of_target[max(legal, key=chooser.__getitem__)] if legal else 0.0
+                target = float(rows["reward"][row]) + float(rows["discount"][row]) * value
             error = q - target
             delta = self.spec.huber_delta
             huber = 0.5 * error**2 if abs(float(error)) <= delta else delta * (abs(error) - 0.5 * delta)
@@ -106,14 +116,16 @@ def learner_of(policy: TorchPolicy, spec: DqnSpec) -> Learner:
     return Learner(algorithm, policy.parameters(Version(0, 0)), learning_rate=0.1, optimizer=optimizer, seed=0)
 
 
+@pytest.mark.parametrize("env_spec", [ENV_SPEC, MASKED], ids=["plain", "masked"])
 @pytest.mark.parametrize("fields", [{}, {"double": False}, {"huberDelta": 50, "importanceExponent": 1.0}], ids=str)
-def test_steps_are_those_of_an_independent_program(fields: dict[str, Any]) -> None:
-    policy, spec = policy_of(), spec_of(**fields)
+def test_steps_are_those_of_an_independent_program(fields: dict[str, Any], env_spec: EnvSpec) -> None:
+    policy, spec = policy_of(env_spec=env_spec), spec_of(**fields)
     learner, program = learner_of(policy, spec), SingleFile(policy, spec)
     for seed in range(4):
+        rows = rows_of(seed) if env_spec is ENV_SPEC else masked_rows_of(seed)
         program.errors.clear()
-        program.step(rows_of(seed))
-        result = learner.step(rows_of(seed))
+        program.step(rows)
+        result = learner.step(rows)
         assert result.errors is not None
         np.testing.assert_allclose(result.errors, program.errors, rtol=1e-3, atol=1e-4)
         found = learner.parameters(Version(0, 0)).vector
@@ -192,7 +204,7 @@ def test_the_next_value_is_the_target_networks_of_the_action_that_the_network_pr
 @pytest.mark.parametrize("quantiles", [1, 4])
 def test_what_follows_has_no_value_where_no_action_is_legal(quantiles: int) -> None:
     """So may the last observation of a truncated episode be."""
-    env_spec = masked_env_spec()
+    env_spec = MASKED
     kwargs = {**NETWORK, "quantiles": quantiles}
     module = build_network(MlpActionValues, env_spec, kwargs, seed=1, outputs="actionValues")
     policy = TorchPolicy(module, env_spec, outputs="actionValues")
@@ -283,7 +295,7 @@ def test_actions_are_random_until_training_begins() -> None:
     assert algorithm.coefficients(500) == {"importance_exponent": 0.75}
 
 
-@pytest.mark.parametrize("env_spec", [ENV_SPEC, masked_env_spec()], ids=["plain", "masked"])
+@pytest.mark.parametrize("env_spec", [ENV_SPEC, MASKED], ids=["plain", "masked"])
 def test_it_keeps_the_interface_of_algorithms(env_spec: Any) -> None:
     spec = AlgorithmSpec.model_validate({"dqn": {"minibatchSize": 64, "replay": {"priorities": {}}}})
     for options in ({}, {"dueling": True, "quantiles": 4}):

@@ -40,7 +40,15 @@ from rlsrl.policies.exported import MASKED_LOGIT
 from rlsrl.policies.networks import MlpPolicy
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError
-from rlsrl.testing.rollouts import MASK, MIXED, bounded_env_spec, discrete_env_spec, masked_env_spec, pixels_env_spec
+from rlsrl.testing.rollouts import (
+    MASK,
+    MIXED,
+    bounded_env_spec,
+    discrete_env_spec,
+    masked_env_spec,
+    masked_rows,
+    pixels_env_spec,
+)
 
 FEATURES, DIMENSIONS, CHOICES = 3, 2, 4
 SIZE, UPDATES_A_STEP = 16, 3
@@ -51,6 +59,7 @@ RATE, CRITIC_RATE, TAU = 0.02, 0.03, 0.1
 
 SQUASHED, CLIPPED = (bounded_env_spec(vectors, FEATURES, DIMENSIONS) for vectors in ("squashed", "clipped"))
 DISCRETE = discrete_env_spec(num_features=FEATURES, num_actions=CHOICES)
+MASKED = masked_env_spec()
 
 
 def fields_of(**fields: Any) -> dict[str, Any]:
@@ -90,15 +99,25 @@ def rows_of(env_spec: EnvSpec, seed: int = 0, *, num_rows: int = UPDATES_A_STEP 
     }
 
 
+def masked_rows_of(seed: int) -> Arrays:
+    others = {name: rows_of(DISCRETE, seed)[name] for name in ("reward", "discount", IMPORTANCE)}
+    return {**masked_rows(UPDATES_A_STEP * SIZE, seed), **others}
+
+
 class Program:
     """What the two programs share: torch's modules, in float64, with the weights that a learner starts from."""
 
     def __init__(self, learner: Learner, algorithm: TwinCriticAlgorithm[Any], env_spec: EnvSpec) -> None:
         action = env_spec.action
-        self.policy = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, action.num_layer_outputs)).double()
+        ((self.observation, array),) = env_spec.unmasked.observation.items()
+        (num_features,) = array.shape
+        layers = (nn.Linear(num_features, 8), nn.ReLU(), nn.Linear(8, action.num_layer_outputs))
+        self.policy = nn.Sequential(*layers).double()
         of_policy = torch.from_numpy(learner.parameters(Version(0, 0)).vector.copy()).double()
         nn.utils.vector_to_parameters(of_policy, self.policy.parameters())
-        num_inputs, num_values = (FEATURES, CHOICES) if env_spec is DISCRETE else (FEATURES + DIMENSIONS, 1)
+        self.is_discrete = action.kind == "discrete"
+        num_inputs = num_features if self.is_discrete else num_features + DIMENSIONS
+        num_values = action.num_actions if self.is_discrete else 1
         layout = algorithm._critics.layout
         stored = dict(zip(layout.shapes, layout.split(learner._params[CRITICS].double().clone()), strict=True))
         self.critics = []
@@ -159,14 +178,17 @@ class SacProgram(Program):
         self.spec = spec
         self.log_temperature = torch.tensor(math.log(spec.temperature), dtype=torch.float64, requires_grad=True)
         self.temperature_optimizer = torch.optim.Adam([self.log_temperature], lr=RATE)
-        self.is_discrete = env_spec is DISCRETE
 
-    def soft(self, critics: list[nn.Sequential], observation: Tensor, noise: Any) -> tuple[Tensor, Tensor]:
+    def soft(
+        self, critics: list[nn.Sequential], rows: dict[str, Tensor], row: int, noise: Any, *, prefix: str = ""
+    ) -> tuple[Tensor, Tensor]:
         """Return (smaller value, entropy) of the policy's action; of its distribution if actions are discrete."""
+        observation = rows[prefix + self.observation][row]
         outputs = self.policy(observation)
         if self.is_discrete:
-            probs = torch.softmax(outputs, dim=0)
-            smaller = torch.minimum(*(critic(observation) for critic in critics)).detach()
+            legal = self.legal(rows, row, prefix)
+            probs = torch.softmax(outputs[legal], dim=0)
+            smaller = torch.minimum(*(critic(observation)[legal] for critic in critics)).detach()
             return (probs * smaller).sum(), -(probs * probs.log()).sum()
         mean, log_std = outputs[:DIMENSIONS], outputs[DIMENSIONS:].clamp(-20, 2)
         normal = torch.distributions.Normal(mean, log_std.exp())
@@ -175,32 +197,39 @@ class SacProgram(Program):
         log_prob = (normal.log_prob(before) - torch.log(1 - action**2)).sum()
         return torch.minimum(*(critic(torch.cat([observation, action]))[0] for critic in critics)), -log_prob
 
+    def legal(self, rows: dict[str, Tensor], row: int, prefix: str = "") -> list[int]:
+        """Return the legal choices."""
+        num_choices = self.policy[-1].out_features
+        return [each for each in range(num_choices) if MASK not in rows or rows[prefix + MASK][row][each]]
+
+    def wanted_entropy(self, rows: dict[str, Tensor], row: int) -> float:
+        if self.spec.target_entropy is not None:
+            return self.spec.target_entropy
+        return 0.98 * math.log(len(self.legal(rows, row))) if self.is_discrete else -DIMENSIONS
+
     def update(self, rows: dict[str, Tensor], weights: Tensor, noise: Any, next_noise: Any) -> None:
         temperature = self.log_temperature.exp().detach()
         targets, found = [], []
         for row in range(SIZE):
             of_row = None if next_noise is None else next_noise[row]
-            value, entropy = self.soft(self.targets, rows[NEXT + "observation"][row], of_row)
+            value, entropy = self.soft(self.targets, rows, row, of_row, prefix=NEXT)
             soft = (value + temperature * entropy).detach()
             targets.append(rows["reward"][row] + rows["discount"][row] * soft)
         for critic in self.critics:
             if self.is_discrete:
-                found.append([critic(rows["observation"][row])[rows["action"][row]] for row in range(SIZE)])
+                found.append([critic(rows[self.observation][row])[rows["action"][row]] for row in range(SIZE)])
             else:
                 inputs = torch.cat([rows["observation"], rows["action"]], dim=1)
                 found.append([critic(inputs[row])[0] for row in range(SIZE)])
         self.regress(found, targets, weights)
-        losses, entropies = [], []
+        losses, surpluses = [], []
         for row in range(SIZE):
-            value, entropy = self.soft(self.critics, rows["observation"][row], None if noise is None else noise[row])
+            value, entropy = self.soft(self.critics, rows, row, None if noise is None else noise[row])
             losses.append(-value - temperature * entropy)
-            entropies.append(entropy.detach())
+            surpluses.append(entropy.detach() - self.wanted_entropy(rows, row))
         descend(self.policy_optimizer, torch.stack(losses).mean())
         if self.spec.learn_temperature:
-            wanted = 0.98 * math.log(CHOICES) if self.is_discrete else -DIMENSIONS
-            wanted = wanted if self.spec.target_entropy is None else self.spec.target_entropy
-            surplus = torch.stack(entropies).mean() - wanted
-            descend(self.temperature_optimizer, self.log_temperature.exp() * surplus)
+            descend(self.temperature_optimizer, self.log_temperature.exp() * torch.stack(surpluses).mean())
         for target, critic in zip(self.targets, self.critics, strict=True):
             self.follow(target, critic)
 
@@ -255,6 +284,8 @@ CASES: list[tuple[EnvSpec, dict[str, Any]]] = [
     (SQUASHED, {"temperature": 0.2, "targetEntropy": 0.5}),
     (SQUASHED, {"temperature": 0.2, "learnTemperature": False}),
     (DISCRETE, {}),
+    (MASKED, {}),
+    (MASKED, {"targetEntropy": 0.5}),
     (CLIPPED, {}),
     (CLIPPED, {"policyPeriod": 3, "targetDeviation": 0.6, "targetNoiseClip": 0.3}),
     (CLIPPED, {"policyPeriod": 1}),
@@ -262,7 +293,9 @@ CASES: list[tuple[EnvSpec, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(
-    ("env_spec", "fields"), CASES, ids=lambda each: each.action.vectors if isinstance(each, EnvSpec) else str(each)
+    ("env_spec", "fields"),
+    CASES,
+    ids=lambda each: str(each) if isinstance(each, dict) else "masked" if each is MASKED else each.action.vectors,
 )
 def test_steps_are_those_of_an_independent_program(env_spec: EnvSpec, fields: dict[str, Any]) -> None:
     algorithm = algorithm_of(env_spec, **fields)
@@ -281,9 +314,10 @@ def test_steps_are_those_of_an_independent_program(env_spec: EnvSpec, fields: di
     close: dict[str, Any] = {"rtol": 2e-3, "atol": 2e-4}
     before = learner.parameters(Version(0, 0)).vector
     for seed in range(4):
+        rows = masked_rows_of(seed) if env_spec is MASKED else rows_of(env_spec, seed)
         program.errors.clear()
-        program.step(rows_of(env_spec, seed))
-        result = learner.step(rows_of(env_spec, seed))
+        program.step(rows)
+        result = learner.step(rows)
         assert result.errors is not None
         np.testing.assert_allclose(result.errors, program.errors, **close)
         np.testing.assert_allclose(learner._params[CRITICS].numpy(), flat_critics(program.critics), **close)
@@ -296,7 +330,7 @@ def test_steps_are_those_of_an_independent_program(env_spec: EnvSpec, fields: di
 
 
 @pytest.mark.parametrize(
-    "env_spec", [SQUASHED, DISCRETE, masked_env_spec(), CLIPPED], ids=["squashed", "discrete", "masked", "clipped"]
+    "env_spec", [SQUASHED, DISCRETE, MASKED, CLIPPED], ids=["squashed", "discrete", "masked", "clipped"]
 )
 def test_it_keeps_the_interface_of_algorithms(env_spec: EnvSpec) -> None:
     name = "td3" if env_spec is CLIPPED else "sac"
@@ -457,7 +491,7 @@ def test_what_an_edit_may_change_leaves_the_form_of_the_state_as_it_is(env_spec:
 
 def test_what_follows_has_no_value_where_no_action_is_legal() -> None:
     """So may the last observation of a truncated episode be."""
-    env_spec, rng = masked_env_spec(), np.random.default_rng(0)
+    env_spec, rng = MASKED, np.random.default_rng(0)
     mask = np.ones((SIZE, 3), np.int8)
     rows = {
         **{prefix + "observation/x": rng.standard_normal((SIZE, 4), np.float32) for prefix in ("", NEXT)},

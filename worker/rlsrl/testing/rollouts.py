@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from rlsrl.api.spec import VectorActions
-from rlsrl.data.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec, PartKind
+from rlsrl.buffers.replay.rows import NEXT
+from rlsrl.data.specs import ActionPart, ActionSpec, Arrays, ArraySpec, EnvSpec, PartKind
 
 MASK = "observation/mask"
 """Path of the mask of ``masked_env_spec``."""
@@ -36,6 +39,20 @@ def masked_env_spec() -> EnvSpec:
     observation = {"observation/x": ArraySpec(shape=(4,), dtype="float32"), MASK: ArraySpec(shape=(3,), dtype="int8")}
     action = ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=3, mask=MASK)
     return EnvSpec(observation=observation, action=action)
+
+
+def masked_rows(num_rows: int, seed: int) -> Arrays:
+    """Return observations, observations that follow, and legal actions of ``masked_env_spec``, as a store gives rows.
+
+    In an eighth of the rows, on average, what follows has no legal action.
+    """
+    rng = np.random.default_rng(seed)
+    action = rng.integers(0, 3, num_rows)
+    mask, next_mask = rng.integers(0, 2, (2, num_rows, 3), np.int8)
+    mask[np.arange(num_rows), action] = 1
+    vector, next_vector = rng.standard_normal((2, num_rows, 4), np.float32)
+    observation = {"observation/x": vector, MASK: mask}
+    return {**observation, NEXT + "observation/x": next_vector, NEXT + MASK: next_mask, "action": action}
 
 
 def pixels_env_spec() -> EnvSpec:
