@@ -107,7 +107,7 @@ def trains_on(experiment: ClusterExperiment, beyond: int = 0) -> int:
 
 
 def waits(experiment: ClusterExperiment) -> None:
-    """Wait until only unscheduled trainers exist and the message names the reason."""
+    """Wait until only unscheduled trainers exist and the condition names the reason."""
     experiment.await_phase("Queued", seconds=WAIT_SECONDS)
 
     def only_held() -> bool:
@@ -116,9 +116,13 @@ def waits(experiment: ClusterExperiment) -> None:
         return roles == ["trainer"] * NUM_TRAINERS and not any("nodeName" in pod["spec"] for pod in pods)
 
     until(only_held, "only its trainers wait", timeout=WAIT_SECONDS)
-    ready = experiment.condition("Ready")
-    assert (ready["status"], ready["reason"]) == ("False", "Queued")
-    assert f"queue {QUEUE} has not admitted the trainers" in experiment.status_text()
+
+    def says_why() -> bool:
+        ready = experiment.condition("Ready")
+        return ready.get("status") == "False" and ready.get("reason") == "Queued"
+
+    until(says_why, "Ready names the queue as the reason", timeout=WAIT_SECONDS)
+    assert f"queue {QUEUE} has not admitted the trainers" in experiment.condition("Ready")["message"]
 
 
 def uids(experiment: ClusterExperiment, *roles: str) -> set[str]:
