@@ -13,11 +13,11 @@ import yaml
 
 from rlsrl.api.pods import is_ready
 from rlsrl.testing.cluster_api import Object
-from rlsrl.testing.faults import GATE, STEP_SECONDS, Faults, all_ready, begin, reach_the_goal, role_of
+from rlsrl.testing.faults import GATE, STEP_SECONDS, Faults, all_ready, begin, role_of
 from rlsrl.testing.kubectl import ClusterExperiment, Namespace, Nodes
 from rlsrl.testing.recovery import Recovered
+from rlsrl.testing.replayed_runs import check_ratio, found_transitions, reach_the_goal_by_the_ratio
 from rlsrl.testing.waiting import until
-from rlsrl.workers.build.store_files import FOUND
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -60,6 +60,7 @@ def test_sac_with_two_ranks_reaches_its_goal(where: Namespace) -> None:
     ledger = experiment.ledger()
     assert ledger["balanced"]
     assert ledger["dropped"]["evicted"] == 0, "fewer transitions than the capacity"
+    check_ratio(experiment)
 
 
 def test_replay_with_two_ranks_survives_kills_and_deletions(
@@ -82,7 +83,7 @@ def test_replay_with_two_ranks_survives_kills_and_deletions(
         faults.make(f"SIGKILL of {role} with replay", [role], kill)
     name = experiment.pods("trainer")[0]["metadata"]["name"]
     faults.make("deletion of a pod: trainer with replay", ["trainer"], lambda: where.delete("pod", name))
-    reach_the_goal(experiment)
+    reach_the_goal_by_the_ratio(experiment)
     assert experiment.status["restarts"] == 2
 
 
@@ -98,13 +99,6 @@ def claims(experiment: ClusterExperiment) -> set[str]:
     """Return the names of the buffer workers' claims."""
     found = experiment.where.list("persistentvolumeclaims", experiment=experiment.name, role="buffer")
     return {each["metadata"]["name"] for each in found if "deletionTimestamp" not in each["metadata"]}
-
-
-def found_transitions(experiment: ClusterExperiment, pod: str) -> int:
-    """Return how many transitions the ready buffer worker in a pod found at its start; 0 without a usable store."""
-    lines = experiment.where.kubectl("logs", pod).splitlines()
-    events = [json.loads(line) for line in lines if line.startswith("{") and f'"{FOUND}"' in line]
-    return int(events[-1]["transitions"]) if events else 0
 
 
 @pytest.mark.full
@@ -138,6 +132,7 @@ def test_dqn_with_two_buffer_workers_reaches_its_goal_and_a_deleted_one_keeps_it
     ledger = experiment.ledger()
     assert ledger["balanced"], ledger
     assert (ledger["in_buffer"], ledger["lost"]["receiver_died"]) == (0, 0), ledger
+    check_ratio(experiment)
 
 
 def test_volumes_of_buffer_workers_outlive_pods_and_suspension_and_go_with_the_role(
@@ -178,4 +173,4 @@ def test_volumes_of_buffer_workers_outlive_pods_and_suspension_and_go_with_the_r
     until(lambda: where.get("statefulset", f"{experiment.name}-buffer") is None, "the role is gone")
     until(lambda: not claims(experiment), "its volumes go with it")
     until(lambda: all_ready(experiment), "every pod is ready")
-    reach_the_goal(experiment)
+    reach_the_goal_by_the_ratio(experiment)

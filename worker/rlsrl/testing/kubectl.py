@@ -158,6 +158,12 @@ class ClusterExperiment:
         return found
 
     @property
+    def document(self) -> Object:
+        """The current object as a user writes it."""
+        spec = {key: self.object[key] for key in ("apiVersion", "kind", "spec")}
+        return {**spec, "metadata": {"name": self.name}}
+
+    @property
     def status(self) -> Object:
         """The current status."""
         status: Object = self.object.get("status", {})
@@ -200,8 +206,7 @@ class ClusterExperiment:
     def exported_return(self, folder: Path) -> float:
         """Export the newest version's weights into a folder, play greedy episodes with them, and return their mean."""
         weights, document = folder / "weights.safetensors", folder / "experiment.json"
-        spec = {key: self.object[key] for key in ("apiVersion", "kind", "spec")}
-        document.write_text(json.dumps({**spec, "metadata": {"name": self.name}}))
+        document.write_text(json.dumps(self.document))
         print(run("kubectl", "rlsrl", "params", "list", self.name, "-n", self.where.name))
         run("kubectl", "rlsrl", "params", "export", self.name, "-n", self.where.name, "-o", str(weights))
         evaluation = run("rlsrl", "eval", str(weights), "--experiment", str(document), "--json")
