@@ -18,6 +18,7 @@ from rlsrl.testing.cluster_api import Object
 from rlsrl.testing.faults import ROLES, Faults, all_ready, begin, goes_on, reach_the_goal, role_of, wanted
 from rlsrl.testing.kubectl import COMMAND_SECONDS, ClusterExperiment, Namespace, run
 from rlsrl.testing.recovery import Recovered
+from rlsrl.testing.replayed_runs import found_transitions, reach_the_goal_by_the_ratio
 from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.timeout(2400)]
@@ -81,13 +82,13 @@ class SecondNode:
         subprocess.run([CLUSTER, LOSSES[how][1], "2"], check=True, timeout=COMMAND_SECONDS)
         until(lambda: node_is_ready(self.name), f"{self.name} is back")
 
-    def take(self, experiment: ClusterExperiment, *roles: str) -> None:
-        """Wait until only the roles' pods run there."""
+    def take(self, experiment: ClusterExperiment, *pods: Object) -> None:
+        """Replace the pods, and wait until no others run there than the new ones."""
+        roles = {role_of(pod) for pod in pods}
         with nothing_new_on(self.near):
-            for role in roles:
-                for pod in experiment.pods(role):
-                    experiment.where.delete("pod", pod["metadata"]["name"])
-            until(lambda: self.roles(experiment) == {*roles} and all_ready(experiment), f"{roles} run on {self.name}")
+            for pod in pods:
+                experiment.where.delete("pod", pod["metadata"]["name"])
+            until(lambda: self.roles(experiment) == roles and all_ready(experiment), f"{roles} run on {self.name}")
         goes_on(experiment)
 
     def roles(self, experiment: ClusterExperiment) -> set[str]:
@@ -107,7 +108,7 @@ def test_a_lost_node_affects_only_its_own_pods(
         experiment = begin(where)
     faults = Faults(experiment, recovered)
     for role in ("policy", "actor", "trainer", "coordinator"):
-        second.take(experiment, role)
+        second.take(experiment, *experiment.pods(role))
         faults.make(f"{how}: the node of {role}", [role], lambda: second.lose(how), timeout=LOST_SECONDS)
         second.restore(how)
         until(lambda: not second.roles(experiment), "nothing of it is left on the node that came back")
@@ -115,6 +116,63 @@ def test_a_lost_node_affects_only_its_own_pods(
         goes_on(experiment)
     reach_the_goal(experiment)
     assert experiment.status["attempt"] > 1
+
+
+REPLAYING = {
+    # So few updates that much of what a shard holds was never trained, and counts as lost with it.
+    "algorithm": {"dqn": {"minibatchSize": 64, "replay": {"capacity": 20_000, "start": 500}}},
+    "pacing": {"trainStepsPerEnvStep": 0.01},
+    "trainers": {"replicas": 1},
+    "bufferWorkers": {"replicas": 2, "volume": {"size": "16Mi"}},
+}
+ON_THE_WAY = 4 * 64 * 4
+"""Transitions of four slots: those that a killed shard may have taken and not stored."""
+FILLED = 8_000
+"""Env steps after which each shard has stored several times as many, and half of them were never trained."""
+
+
+@pytest.mark.parametrize(
+    ("how", "keeps_disk"),
+    [
+        pytest.param("power loss", True, id="power loss, and the disk is attached to another node"),
+        pytest.param("network cut", False, id="network cut, and the disk is given up"),
+    ],
+)
+def test_a_lost_node_costs_no_more_than_the_shard_on_it(
+    where: Namespace, second: SecondNode, how: str, keeps_disk: bool, recovered: Recovered
+) -> None:
+    """The nodes of `hack/cluster` share a disk and a boot: a killed shard leaves all that it stored."""
+    with nothing_new_on(second.name):
+        experiment = begin(where, **REPLAYING)
+    shard = experiment.pods("buffer")[-1]
+    name, num_steps = shard["metadata"]["name"], experiment.env_steps()
+    second.take(experiment, shard)
+    until(lambda: experiment.env_steps() > num_steps + FILLED, "the shard has stored transitions on its new node")
+    before = experiment.ledger()
+
+    def lose() -> None:
+        if not keeps_disk:  # it goes with the last pod that uses it
+            where.delete("persistentvolumeclaim", f"state-{name}")
+        second.lose(how)
+
+    disk = "" if keeps_disk else " and its disk"
+    faults = Faults(experiment, recovered)
+    faults.make(f"{how}: the node of a replay shard{disk}", ["buffer"], lose, timeout=LOST_SECONDS)
+    found, lost = found_transitions(experiment, name), experiment.ledger()["lost"]
+    receiver_died = lost["receiver_died"] - before["lost"]["receiver_died"]
+    if keeps_disk:
+        assert found > ON_THE_WAY, "it has what it stored"
+        assert receiver_died <= ON_THE_WAY, "but for what it had not stored yet"
+    else:
+        assert found == 0
+        assert receiver_died > ON_THE_WAY, "what was on the disk, and never trained"
+    second.restore(how)
+    until(lambda: not second.roles(experiment), "nothing of it is left on the node that came back")
+    reach_the_goal_by_the_ratio(experiment)
+    lost = experiment.ledger()["lost"]
+    assert lost["rolled_back"] == 0, "the trainer went on"
+    assert experiment.status["attempt"] == 1
+    assert experiment.status["restarts"] == 0
 
 
 @pytest.mark.parametrize("how", LOSSES)
