@@ -19,12 +19,14 @@ from typing import Any
 
 import pytest
 
+from rlsrl.api.load import load_text
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.cli.init import templates
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.chaos import INTERRUPTED, KillCampaign
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk
+from rlsrl.testing.replayed_runs import is_in_pace
 from rlsrl.workers.build.run_database import open_run_database
 
 REINFORCE = """
@@ -114,6 +116,28 @@ BLOCKS = {
 }
 REPLAYING = ("Q-learning", "DQN", "SAC", "SAC, normalised", "TD3")
 """Their stores are the trainers', or those of buffer workers: see ``test_replay_shards_run.py``."""
+VARIANT = """
+apiVersion: rlsrl.dev/v1alpha1
+kind: RLExperiment
+metadata: {{name: live}}
+spec:
+  environment: {environment}
+  policy: {{network: {{mlp: {{hiddenSizes: [32], {options}}}}}}}
+  algorithm: {{{algorithm}: {{minibatchSize: 64, replay: {{capacity: 5000, start: 500}}}}}}
+  actors: {{environments: 8, rolloutLength: 16}}
+  pacing: {{trainStepsPerEnvStep: 0.1}}
+  stop: {{envSteps: 3000}}
+"""
+CART_POLE = "{id: CartPole-v1}"
+MASKED = "{factory: rlsrl.testing.environments:MaskedEnv, actionMask: action_mask}"
+VARIANTS = {
+    "DQN, dueling, with quantiles": {
+        "environment": CART_POLE, "options": "dueling: true, quantiles: 8", "algorithm": "dqn"
+    },
+    "DQN, masked": {"environment": MASKED, "options": "activation: relu", "algorithm": "dqn"},
+    "SAC, discrete": {"environment": CART_POLE, "options": "activation: relu", "algorithm": "sac"},
+    "SAC, discrete, masked": {"environment": MASKED, "options": "activation: relu", "algorithm": "sac"},
+}  # fmt: skip
 NORMALISED = ("policy.normalizeObservations=true", "algorithm.custom.normalizeRewards=true")
 """Changes of an algorithm of one's own."""
 OTHER_ROLES = "  policyWorkers: {{replicas: 1}}\n"
@@ -180,6 +204,24 @@ def test_replay_trains_as_often_as_the_ratio_says_to_the_end(num_trainers: int, 
     assert ledger["produced"] == ledger["trained"] + sum(ledger["dropped"].values())
     # The limit may be reached before the other ranks' last rollouts have come.
     assert 0 <= ledger["produced"] - summary["env_steps"] <= (num_trainers - 1) * in_flight_of_a_rank
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_trains_as_often_as_the_ratio_says_with_an_exact_ledger(name: str, tmp_path: Path) -> None:
+    text = VARIANT.format(**VARIANTS[name])
+    desk = Desk(tmp_path, text)
+    done = desk.call("run", "live.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary: dict[str, Any] = desk.facts().json("summary.json")
+    assert (summary["reason"], summary["restarts"], summary["minibatches_skipped"]) == ("envSteps", {}, 0)
+    assert summary["minibatches"] > 100
+    assert is_in_pace(load_text(text).spec, summary, has_all=True), summary
+    ledger = summary["ledger"]
+    assert ledger["balanced"]
+    assert ledger["produced"] == summary["env_steps"] == ledger["trained"] + sum(ledger["dropped"].values())
+    assert desk.facts().logged("actor-0", "environment_fault") == [], "the environment refuses illegal actions"
+    played = desk.call("eval", "runs/live", "--episodes", "2")
+    assert played.returncode == 0, played.stderr
 
 
 def num_learned(desk: Desk) -> list[float]:
