@@ -97,6 +97,7 @@ lint: setup  ## ruff, mypy, layers, class names, sizes, drift of generated files
 	  && diff <(hack/monitoring-page /dev/stdout) docs/kubernetes/monitoring.md \
 	  && diff <(hack/operations-page /dev/stdout) docs/kubernetes/operations.md \
 	  && diff <(hack/failures-page /dev/stdout) docs/failures.md \
+	  && diff <(hack/python-reference /dev/stdout) docs/python-reference.md \
 	  || { echo "lint: a generated page is out of date: run \`make docs\` and commit"; exit 1; }
 	@built=$$(mktemp -d); trap 'rm -rf "$$built"' EXIT; $(MKDOCS) --quiet --site-dir "$$built"
 	@hack/actionlint
@@ -114,12 +115,13 @@ crd: setup  ## Generate the chart's CustomResourceDefinition from the models
 dashboards: setup  ## Generate Grafana's dashboards from the metric declarations
 	hack/dashboards
 
-docs: setup  ## Generate the reference of RLExperiment, the pages monitoring, operations and failures, the chart's README
+docs: setup  ## Generate both references, the pages monitoring, operations and failures, the chart's README
 	hack/crd-reference
 	hack/chart-readme
 	hack/monitoring-page
 	hack/operations-page
 	hack/failures-page
+	hack/python-reference
 
 site: setup  ## Build the documentation as a site, in site/, and check its links
 	$(MKDOCS)

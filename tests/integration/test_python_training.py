@@ -44,6 +44,12 @@ run = rlsrl.train(EXPERIMENT, changes={"seed": 4, "spec.policy.network.mlp.hidde
 assert run.experiment.spec.seed == 4
 assert run.summary["finished"] and run.summary["train_steps"] == 3, run.summary
 assert run.metrics()["step"][-1] == 3, run.metrics()
+assert run.tag("latest", "published") == run.policy(tag="published").version == "1.3"
+assert run.versions()[-1].tags == ("published",) and run.versions()[-1].has_state, run.versions()
+assert run.versions()[-1].env_steps == run.summary["env_steps"], run.versions()
+(group,) = rlsrl.compare(run).groups
+assert group.env_steps.value == run.summary["env_steps"] and group.runs[0].return_mean == run.summary["return_mean"]
+assert run.plot(axis="seconds").stat().st_size > 1000
 assert run.policy().act(run.policy().observation_space.sample()) in (0, 1)
 again = rlsrl.train(EXPERIMENT, changes={"seed": 4, "spec.policy.network.mlp.hiddenSizes": [8]}, progress=False)
 assert again.path == run.path and again.summary["train_steps"] == 3

@@ -1,16 +1,18 @@
-"""``rlsrl compare`` and ``rlsrl plot --seeds`` on generated run folders."""
+"""``rlsrl compare`` and ``rlsrl plot --seeds``, and the same in Python, on generated run folders."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+import rlsrl
 from rlsrl.api.load import dump, load_text
 from rlsrl.cli import main
-from rlsrl.local.run_folder import RESOLVED_EXPERIMENT
+from rlsrl.local.run_folder import RESOLVED_EXPERIMENT, RunFolderError
 
 EXPERIMENT = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -80,6 +82,29 @@ def test_json_has_the_figures_of_each_run(runs: Path) -> None:
     assert [run["steps_to_goal"] for run in group["runs"]] == [300.0, 300.0, 200.0, 200.0, 200.0]
 
 
+def test_a_program_gets_the_figures_and_curves_that_the_command_prints(runs: Path) -> None:
+    comparison = rlsrl.compare(*sorted(runs.iterdir()))
+    assert f"{comparison}\n" == call("compare", *sorted(runs.iterdir())).output
+    seeds, faster = comparison.groups
+    assert (seeds.label, seeds.goal, seeds.num_reached) == ("balance", 5.0, 5)
+    assert seeds.return_mean == rlsrl.SeedEstimate(value=6.0, low=seeds.return_mean.low, high=seeds.return_mean.high)
+    assert 4.0 < seeds.return_mean.low < 6.0 < seeds.return_mean.high < 8.0
+    assert (seeds.env_steps.value, seeds.seconds.value) == (400.0, 8.0)
+    assert [run.steps_to_goal for run in seeds.runs] == [300.0, 300.0, 200.0, 200.0, 200.0]
+    assert seeds.runs[0].curve.returns.points == ((100.0, 1.0), (200.0, 3.0), (300.0, 5.0), (400.0, 4.0))
+    assert faster.steps_to_goal is None
+
+
+def test_a_band_is_over_steps_or_time(runs: Path) -> None:
+    for axis, unit in (("env-steps", 100.0), ("train-steps", 1.0), ("seconds", 2.0)):
+        (group,) = rlsrl.compare(*sorted(runs.glob("balance*")), axis=axis).groups  # type: ignore[arg-type]
+        assert group.band is not None
+        assert (group.band.x[0], group.band.x[-1]) == (unit, 4 * unit)
+        assert group.band.centre[[0, -1]].tolist() == [1.0, 6.0]
+        assert np.all((group.band.low <= group.band.centre) & (group.band.centre <= group.band.high))
+        assert group.band.low[-1] < 6.0 < group.band.high[-1]
+
+
 def test_a_picture_is_drawn_of_both(runs: Path, tmp_path: Path) -> None:
     for command in (("compare",), ("plot", "--seeds", "--x", "seconds", "--smooth", 3)):
         picture = tmp_path / f"{command[0]}.svg"
@@ -97,3 +122,37 @@ def test_what_cannot_be_compared_is_named(runs: Path) -> None:
         result = call(*arguments)
         assert result.exit_code == 2
         assert says in result.output
+
+
+def test_a_program_draws_the_same_picture_as_the_command(runs: Path, tmp_path: Path) -> None:
+    paths = sorted(runs.iterdir())
+    options = ("--seeds", "--x", "seconds", "--smooth", 3)
+    assert call("plot", *options, *paths, "-o", tmp_path / "command.png").exit_code == 0
+    assert rlsrl.plot(*paths, path=tmp_path / "same.png", axis="seconds", smooth=3, seeds=True) == tmp_path / "same.png"
+    rlsrl.plot(*paths, path=tmp_path / "lines.png", axis="seconds", smooth=3)
+    rlsrl.compare(*paths, axis="seconds").plot(tmp_path / "compared.png", smooth=3)
+    command, same, lines, compared = (
+        (tmp_path / f"{name}.png").read_bytes() for name in ("command", "same", "lines", "compared")
+    )
+    assert command == same == compared != lines
+
+
+def test_a_program_gets_errors_with_what_is_allowed(runs: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "curves.png"
+    empty = make_run(tmp_path / "runs" / "empty", 1.0)
+    (empty / "metrics.jsonl").write_text("")
+    with pytest.raises(RunFolderError, match="did you mean 'balance-seed-"):
+        rlsrl.compare("balance-seed-9")
+    with pytest.raises(RunFolderError, match=r"empty: metrics\.jsonl has no returns: no episode has ended yet"):
+        rlsrl.plot("faster", "empty", path=picture)
+    with pytest.raises(ValueError, match="no run is given"):
+        rlsrl.compare(*runs.glob("none-*"))
+    with pytest.raises(ValueError, match="axis is 'hours'; allowed: env-steps, train-steps, seconds"):
+        rlsrl.plot("faster", path=picture, axis="hours")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="smooth is 0; allowed: 1 or more"):
+        rlsrl.plot("faster", path=picture, smooth=0)
+    with pytest.raises(ValueError, match=r"x\.nonsense: Format 'nonsense' is not supported"):
+        rlsrl.plot("faster", path="x.nonsense")
+    with pytest.raises(FileNotFoundError):
+        rlsrl.plot("faster", path="missing/x.png")
+    assert not picture.exists()

@@ -161,13 +161,13 @@ def test_a_run_begins_only_with_all_that_its_workers_import(without: Without, tm
 
 def test_a_program_gets_an_error_that_names_the_extra(without: Without) -> None:
     program = (
-        "import rlsrl\nfor name in ('load', 'train', 'Run', 'RunFolderError'):\n"
+        "import rlsrl\nfor name in ('load', 'train', 'compare', 'plot', 'Run', 'RunFolderError'):\n"
         "    try: getattr(rlsrl, name)\n    except ModuleNotFoundError as error: print(type(error).__name__, error)\n"
         "print(rlsrl.SpecError.__name__, rlsrl.ConfigurationError.__name__)"
     )
     done = without(top_level(EXTRAS), program)
     *missing, last = done.stdout.splitlines()
-    assert len(missing) == 4, done.stderr
+    assert len(missing) == 6, done.stderr
     assert all(re.match(r"NotInstalled the package '\w+' is not installed; run: pip", line) for line in missing)
     assert last == "SpecError ConfigurationError"
 

@@ -8,7 +8,8 @@ import pytest
 
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.status_view import read_status, status_view
-from rlsrl.cli.text import columns, span
+from rlsrl.cli.text import span
+from rlsrl.runs.text_table import columns
 from rlsrl.testing.cluster_objects import condition, experiment, workload
 
 NOW = datetime(2026, 1, 1, 12, 5, 3, tzinfo=UTC)

@@ -22,7 +22,6 @@ from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.local.run_folder import RunFolderError
 from rlsrl.parameters.protocols import ParameterError
 from rlsrl.policies.exported import CategoricalHead, ExportedActor, SquashedHead
-from rlsrl.runs.training import train_on_this_machine
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.stored_runs import BALANCES, CARTPOLE, LETS_FALL, LINEAR, make_run, push
 from rlsrl.workers.build.common import torch_policy
@@ -161,10 +160,9 @@ def test_the_errors_of_the_interface_are_names_of_the_package() -> None:
     assert rlsrl.__all__ == sorted(rlsrl.__all__)
     for name in rlsrl.__all__:
         assert getattr(rlsrl, name).__name__ == name
-    classes = [rlsrl.Run, rlsrl.TrainedPolicy, rlsrl.TrainingProgress]
-    members = [member for each in classes for member in vars(each).values()]
-    raised = set().union(*(errors_in(each.__doc__) for each in (rlsrl.train, rlsrl.load, train_on_this_machine)))
-    raised = raised.union(*(errors_in(member.__doc__) for member in members))
+    public = [getattr(rlsrl, name) for name in rlsrl.__all__]
+    members = [member for each in public if isinstance(each, type) for member in vars(each).values()]
+    raised = set().union(*(errors_in(each.__doc__) for each in [*public, *members]))
     assert {"SpecError", "ExportRefused", "NoVideo", "RunFolderError"} <= raised
     assert {name for name in raised if not hasattr(builtins, name)} <= set(rlsrl.__all__)
 

@@ -67,10 +67,11 @@ class Problem:
 
 
 class SpecError(ValueError):
-    """The document is not a valid RLExperiment. ``problems`` lists every error."""
+    """The document is not a valid RLExperiment. The text lists every problem."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
-        self.problems = problems
+        self.problems: tuple[Problem, ...] = problems
+        """Every problem with its field (``path``), ``message``, refused ``value`` and what is ``allowed``."""
         super().__init__("\n".join(map(str, problems)))
 
 

@@ -18,11 +18,12 @@ from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.cli import is_kubectl
 from rlsrl.cli.errors import UserError, require_free
 from rlsrl.cli.runs import find_run
-from rlsrl.cli.text import columns
 from rlsrl.data.version import Version
-from rlsrl.parameters.evaluations import evaluation_of, return_mean_of
+from rlsrl.parameters.evaluations import EVALUATION_KEY
 from rlsrl.parameters.protocols import ParameterDB, ParameterError, Parameters, VersionInfo
 from rlsrl.parameters.weights_file import encode_weights
+from rlsrl.runs.text_table import UNKNOWN, columns
+from rlsrl.runs.versions import VersionRow, stored_infos, tag_version, version_rows
 from rlsrl.runtime.durable import write_durably
 from rlsrl.workers.build.run_database import RESOLVED, open_run_database
 
@@ -67,15 +68,14 @@ def list_versions(run: Path, namespace: str | None, policy: str, as_json: bool) 
     All versions are read in full, on the cluster by the coordinator, and damaged ones are marked.
     """
     with _user_errors(), _opened(run, namespace) as db:
-        damage = db.damage(policy)
-        infos = {} if damage and not db.versions(policy) else {info.version: info for info in _stored(db, policy)}
-    listed = sorted({*infos, *damage})
+        rows = version_rows(db, policy)
     if as_json:
-        click.echo(json.dumps([_describe_listed(version, infos.get(version), damage) for version in listed]))
+        click.echo(json.dumps([_describe_listed(row, policy) for row in rows]))
         return
-    click.echo(columns([_HEADER, *(_listed_row(version, infos.get(version), damage) for version in listed)]))
-    for version, reason in damage.items():
-        click.echo(f"{version} is damaged: {reason}")
+    click.echo(columns([_HEADER, *map(_cells, rows)]))
+    for row in rows:
+        if row.damage is not None:
+            click.echo(f"{row.version} is damaged: {row.damage}")
 
 
 @params.command()
@@ -88,7 +88,7 @@ def show(run: Path, namespace: str | None, version: str, policy: str, as_json: b
     with _user_errors(), _opened(run, namespace) as db:
         info, parameters = _one(db, policy, version)
         damage = db.damage(policy).get(info.version)
-    described = _describe(info) | {
+    described = _describe(VersionRow.of(info), policy) | {
         "has_state": info.has_state and damage is None,
         "damage": damage,
         "layout": parameters.layout,
@@ -105,8 +105,7 @@ def show(run: Path, namespace: str | None, version: str, policy: str, as_json: b
 def tag(run: Path, namespace: str | None, version: str, tags: tuple[str, ...], policy: str) -> None:
     """Tag VERSION. A tagged version is never pruned. A tag of another version moves to VERSION."""
     with _user_errors(), _opened(run, namespace) as db:
-        db.tag(policy, version, *tags)
-        info = next(info for info in db.versions(policy) if tags[0] in info.tags)
+        info = tag_version(db, policy, version, *tags)
     click.echo(f"{info.version}: {', '.join(info.tags)}")
 
 
@@ -147,7 +146,7 @@ def export(run: Path, namespace: str | None, version: str, output: Path, force: 
 def prune(run: Path, namespace: str | None, keep_last: int, policy: str, as_json: bool) -> None:
     """Remove old versions without a tag. The newest version and the state for resuming always stay."""
     with _user_errors(), _opened(run, namespace) as db:
-        before = _stored(db, policy)
+        before = stored_infos(db, policy)
         removed = db.prune(policy, keep_last=keep_last)
     freed = sum(info.nbytes for info in before if info.version in removed)
     if as_json:
@@ -178,13 +177,6 @@ def _opened(run: Path, namespace: str | None) -> Iterator[ParameterDB]:
         yield db
 
 
-def _stored(db: ParameterDB, policy: str) -> list[VersionInfo]:
-    infos = db.versions(policy)
-    if not infos:
-        db.get(policy)  # raises an error that names the policies in the store
-    return infos
-
-
 def _one(db: ParameterDB, policy: str, version: str) -> tuple[VersionInfo, Parameters]:
     """Return a version with its weights; ``version`` is a version, a tag or latest."""
     parameters = db.get(policy, version)
@@ -195,53 +187,54 @@ def _one(db: ParameterDB, policy: str, version: str) -> tuple[VersionInfo, Param
     raise UserError(f"version {parameters.version} was pruned while it was read; try again")
 
 
-def _describe(info: VersionInfo) -> dict[str, Any]:
+def _describe(row: VersionRow, policy: str) -> dict[str, Any]:
     return {
-        "policy": info.policy,
-        "version": str(info.version),
-        "tags": list(info.tags),
-        "created_at": _date(info.created_at),
-        "num_parameters": info.num_parameters,
-        "nbytes": info.nbytes,
-        "has_state": info.has_state,
-        "metadata": dict(info.metadata),
+        "policy": policy,
+        "version": row.version,
+        "tags": list(row.tags),
+        "created_at": _date(row.created_at),
+        "num_parameters": row.num_parameters,
+        "nbytes": row.nbytes,
+        "has_state": row.has_state,
+        "metadata": dict(row.metadata),
     }
 
 
-def _describe_listed(version: Version, info: VersionInfo | None, damage: Mapping[Version, str]) -> dict[str, Any]:
+def _describe_listed(row: VersionRow, policy: str) -> dict[str, Any]:
     """Return the JSON value of a version; only its name and its damage if its header cannot be read."""
-    described = {"version": str(version)} if info is None else _describe(info)
-    return described | {"damage": damage.get(version)}
+    described = {"version": row.version} if row.created_at is None else _describe(row, policy)
+    return described | {"damage": row.damage}
 
 
-def _listed_row(version: Version, info: VersionInfo | None, damage: Mapping[Version, str]) -> tuple[str, ...]:
-    row = (str(version), *["-"] * (len(_HEADER) - 1)) if info is None else _row(info)
-    return (*row[:-1], "damaged") if version in damage else row
-
-
-def _row(info: VersionInfo) -> tuple[str, ...]:
+def _cells(row: VersionRow) -> tuple[str, ...]:
+    """Return the cells of a version's line; ``-`` for what it does not have, or what cannot be read."""
     return (
-        str(info.version),
-        ",".join(info.tags) or "-",
-        _number(info.metadata.get("env_steps"), ",.0f"),
-        _number(info.metadata.get("return_mean"), ".6g"),
-        _evaluation(info),
-        _date(info.created_at),
-        _size(info.nbytes),
-        "yes" if info.has_state else "-",
+        row.version,
+        ",".join(row.tags) or UNKNOWN,
+        _number(row.env_steps, ",.0f"),
+        _number(row.return_mean, ".6g"),
+        _evaluation(row),
+        _date(row.created_at),
+        _size(row.nbytes),
+        _state(row),
     )
 
 
-def _evaluation(info: VersionInfo) -> str:
+def _evaluation(row: VersionRow) -> str:
     """Return the evaluation's mean return, or the reason why it is missing."""
-    mean = return_mean_of(info)
-    if mean is not None:
-        return f"{mean:.6g}"
-    return "-" if evaluation_of(info) is None else "unfinished"
+    if row.evaluation is None and EVALUATION_KEY in row.metadata:
+        return "unfinished"
+    return _number(row.evaluation, ".6g")
 
 
-def _number(value: Any, style: str) -> str:
-    return format(value, style) if isinstance(value, int | float) else "-"
+def _state(row: VersionRow) -> str:
+    if row.damage is not None:
+        return "damaged"
+    return "yes" if row.has_state else UNKNOWN
+
+
+def _number(value: float | None, style: str) -> str:
+    return UNKNOWN if value is None else format(value, style)
 
 
 def _lines(described: Mapping[str, Any]) -> str:
@@ -270,11 +263,15 @@ def _span(versions: Sequence[Version]) -> str:
     return ", ".join(map(str, versions)) if len(versions) <= 5 else f"{versions[0]} to {versions[-1]}"
 
 
-def _date(unix_seconds: float) -> str:
+def _date(unix_seconds: float | None) -> str:
+    if unix_seconds is None:
+        return UNKNOWN
     return datetime.fromtimestamp(unix_seconds, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _size(nbytes: int) -> str:
+def _size(nbytes: int | None) -> str:
+    if nbytes is None:
+        return UNKNOWN
     size = float(nbytes)
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:

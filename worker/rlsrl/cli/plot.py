@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlsrl.cli.errors import UserError
-from rlsrl.cli.text import UNKNOWN, columns
 
 if TYPE_CHECKING:
-    from rlsrl.local.comparison import ComparedGroup, RunResult, SeedEstimate
     from rlsrl.local.curves import Axis
+    from rlsrl.runs.comparison import ComparedGroup
 
 AXES = ("env-steps", "train-steps", "seconds")
-_HEADER = ("EXPERIMENT", "RUNS", "RETURN", "EVALUATION", "ENV STEPS", "SECONDS", "GOAL", "STEPS TO GOAL")
 
 _runs = click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 
@@ -49,19 +48,14 @@ def plot(runs: tuple[Path, ...], output: Path | None, axis: Axis, smooth: int, s
     Each RUN is a run folder, or the name of one in runs/. A line marks `stop.returnMean`. With --seeds the line of a
     band is the interquartile mean of its seeds, and the band its 95 % bootstrap interval.
     """
-    from rlsrl.local.comparison import ComparedGroup, grouped
+    from rlsrl.local.run_folder import CURVE
+    from rlsrl.runs import comparison
 
-    results = _read(runs, axis)
-    if output is None:
-        if len(results) > 1:
-            raise UserError("several runs need a file for their common picture: -o FILE")
-        output = results[0].path / "curve.png"
-    for result in results:
-        if not result.curve.has_points:
-            raise UserError(f"{result.path}: metrics.jsonl has no returns: no episode has ended yet")
-    single = [ComparedGroup(label=result.curve.label, runs=[result]) for result in results]
-    _save(grouped(results) if seeds else single, output, axis, smooth)
-    click.echo(output)
+    if output is None and len(runs) > 1:
+        raise UserError("several runs need a file for their common picture: -o FILE")
+    with _user_errors():
+        picture = output or comparison.run_with_metrics(runs[0]) / CURVE
+        click.echo(comparison.plot(*runs, path=picture, axis=axis, smooth=smooth, seeds=seeds))
 
 
 @click.command()
@@ -80,23 +74,32 @@ def compare(runs: tuple[Path, ...], output: Path | None, axis: Axis, smooth: int
     env steps until `stop.returnMean` was reached, by the runs that reached it. Numbers are interquartile means over the
     seeds (means of fewer than four), with 95 % bootstrap intervals.
     """
-    from rlsrl.local.comparison import grouped
+    from rlsrl.runs import comparison
 
-    groups = grouped(_read(runs, axis))
-    if output is not None:
-        _save(groups, output, axis, smooth)
-    click.echo(json.dumps([described(group) for group in groups]) if as_json else table(groups))
-
-
-def table(groups: Sequence[ComparedGroup]) -> str:
-    """Return the groups as the table of ``rlsrl compare``."""
-    return columns([_HEADER, *(_row(group) for group in groups)])
+    with _user_errors():
+        compared = comparison.compare(*runs, axis=axis)
+        if output is not None:
+            compared.plot(output, smooth=smooth)
+    click.echo(json.dumps([_described(group) for group in compared.groups]) if as_json else compared)
 
 
-def described(group: ComparedGroup) -> dict[str, Any]:
+@contextlib.contextmanager
+def _user_errors() -> Iterator[None]:
+    """Turn what the Python interface raises into messages for the user."""
+    from rlsrl.local.run_folder import RunFolderError
+
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
+    except (RunFolderError, ValueError) as error:
+        raise UserError(str(error)) from error
+
+
+def _described(group: ComparedGroup) -> dict[str, Any]:
     """Return a group as a JSON value."""
     names = ("return_mean", "evaluation", "env_steps", "seconds", "steps_to_goal")
-    estimates = {name: group.estimate(name) for name in names}
+    estimates = {name: getattr(group, name) for name in names}
     return {
         "experiment": group.label,
         "goal": group.goal,
@@ -111,45 +114,3 @@ def described(group: ComparedGroup) -> dict[str, Any]:
             for run in group.runs
         ],
     }
-
-
-def _row(group: ComparedGroup) -> tuple[str, ...]:
-    goal = UNKNOWN if group.goal is None else f"{group.goal:g} ({group.num_reached} of {len(group.runs)})"
-    return (
-        group.label,
-        str(len(group.runs)),
-        _shown(group.estimate("return_mean"), ".4g"),
-        _shown(group.estimate("evaluation"), ".4g"),
-        _shown(group.estimate("env_steps"), ",.0f"),
-        _shown(group.estimate("seconds"), ",.1f"),
-        goal,
-        _shown(group.estimate("steps_to_goal"), ",.0f"),
-    )
-
-
-def _shown(estimate: SeedEstimate | None, style: str) -> str:
-    if estimate is None:
-        return UNKNOWN
-    if estimate.low == estimate.high:
-        return format(estimate.value, style)
-    return f"{estimate.value:{style}} ({estimate.low:{style}} to {estimate.high:{style}})"
-
-
-def _read(runs: Sequence[Path], axis: Axis) -> list[RunResult]:
-    from rlsrl.cli.runs import find_run
-    from rlsrl.local.comparison import read_result
-    from rlsrl.local.run_folder import METRICS
-    from rlsrl.local.run_names import RECORD
-
-    return [read_result(find_run(run, RECORD, METRICS), axis) for run in runs]
-
-
-def _save(groups: Sequence[ComparedGroup], output: Path, axis: Axis, smooth: int) -> None:
-    from rlsrl.local.plot import DrawnGroup, draw, save
-
-    drawn = [DrawnGroup(label=group.label, curves=[run.curve for run in group.runs]) for group in groups]
-    goals = sorted({group.goal for group in groups if group.goal is not None})
-    try:
-        save(draw(drawn, axis=axis, smooth=smooth, goals=goals), output)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{output}: {error}") from error

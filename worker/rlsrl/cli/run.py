@@ -101,8 +101,7 @@ def _train_seeds(
 
     ``again`` is the command that goes on with the others.
     """
-    from rlsrl.cli.plot import table
-    from rlsrl.local.comparison import grouped, read_result
+    from rlsrl.runs.comparison import compare
 
     experiment = GivenExperiment.of_file(file, overrides).load_with_fewest_actors()
     base, first = run_dir or RUNS / experiment.metadata.name, experiment.spec.seed
@@ -114,7 +113,7 @@ def _train_seeds(
         if status := _report(ended, again):
             return status
         paths.append(ended.path)
-    _say(table(grouped([read_result(path) for path in paths])))
+    _say(str(compare(*paths)))
     return FINISHED
 
 

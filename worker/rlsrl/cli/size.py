@@ -12,7 +12,8 @@ import click
 
 from rlsrl.api.load import SpecError, load_file
 from rlsrl.cli.errors import UserError, environment_failed
-from rlsrl.cli.text import columns, width_of, wrapped
+from rlsrl.cli.text import width_of, wrapped
+from rlsrl.runs.text_table import columns
 
 if TYPE_CHECKING:
     from rlsrl.api.spec import ExperimentSpec, RLExperiment

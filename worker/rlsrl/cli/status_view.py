@@ -14,7 +14,8 @@ from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, PHASES, STALE, 
 from rlsrl.api.status import TERMINAL, ExperimentStatus, Phase, Training
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import Object
-from rlsrl.cli.text import UNKNOWN, columns, printable, since
+from rlsrl.cli.text import printable, since
+from rlsrl.runs.text_table import UNKNOWN, columns
 
 STALE_SECONDS = 60.0
 """Age from which the coordinator's numbers are stale."""

@@ -1,14 +1,14 @@
-"""Formatting of numbers, times and tables in commands."""
+"""Formatting of texts and times in commands."""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Sequence
 from datetime import datetime
 from typing import TextIO
 
-UNKNOWN = "-"
+from rlsrl.runs.text_table import UNKNOWN
+
 MAX_WIDTH = 100
 """Columns of a line on a terminal."""
 
@@ -33,12 +33,6 @@ def wrapped(text: str, width: int | None) -> str:
 def width_of(stream: TextIO) -> int | None:
     """Return the columns that lines may take; None for files and pipes, which get one line for each fact."""
     return min(MAX_WIDTH, shutil.get_terminal_size().columns) if stream.isatty() else None
-
-
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Format rows of equal length, each column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def span(seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlsrl.cli.text import columns, printable
+from rlsrl.cli.text import printable
 from rlsrl.local.worker_report import (
     UNKNOWN,
     activity,
@@ -22,6 +22,7 @@ from rlsrl.local.worker_report import (
     waits,
     works,
 )
+from rlsrl.runs.text_table import columns
 
 MAX_WORKERS_A_ROLE = 8
 """Workers shown of a role. Further workers appear in the role's own line only."""

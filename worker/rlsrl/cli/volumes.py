@@ -10,7 +10,8 @@ import click
 from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL
 from rlsrl.cli.kubectl import EXPERIMENTS, Kubectl, Object
 from rlsrl.cli.live import quiet_interrupt
-from rlsrl.cli.text import UNKNOWN, columns, since
+from rlsrl.cli.text import since
+from rlsrl.runs.text_table import UNKNOWN, columns
 
 
 @click.command()

@@ -53,7 +53,9 @@ class RecordedEpisode:
     """One episode of a video."""
 
     episode_return: float
+    """Undiscounted return."""
     num_steps: int
+    """Steps of the environment."""
     is_cut: bool
     """Whether it reached the limit of steps before its end."""
 

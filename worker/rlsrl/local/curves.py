@@ -32,9 +32,9 @@ class Series:
     """One quantity of a run."""
 
     points: Points = ()
-    """Means over the last episodes of training."""
+    """Means over the last episodes of training: (place on the axis, mean), ascending."""
     evaluations: Points = ()
-    """Means of the evaluated versions whose episodes all ended."""
+    """Means of the evaluated versions whose episodes all ended, in the same form."""
     count: float | None = None
     """Of values of ``info``: how many episodes of training had one."""
 
@@ -44,6 +44,7 @@ class Curve:
     """The learning curve of one run."""
 
     label: str
+    """Its name in a legend."""
     returns: Series
     """Mean returns."""
     others: Mapping[str, Series] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Band:
-    """The curve of several seeds."""
+    """The learning curve of several seeds, at n places of the axis; float64 arrays."""
 
     x: Floats64
     """Places on the axis, [n], as far as the shortest run."""

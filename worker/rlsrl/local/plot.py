@@ -103,6 +103,9 @@ def save(figure: Figure, path: Path) -> None:
 
     Raises:
         OSError: the file cannot be written.
-        ValueError: the suffix is not a known format.
+        ValueError: the suffix is not a known format; the text lists these.
     """
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error

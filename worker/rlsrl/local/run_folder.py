@@ -36,6 +36,7 @@ LOCK = "lock"
 STATUS = "status.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
+CURVE = "curve.png"
 FRESH = "--fresh renames the folder and starts a new run"
 """The cure of a folder that cannot be resumed, for the end of an error."""
 EXPERIMENT = "experiment.yaml"
@@ -73,7 +74,7 @@ class RunFolder:
         """The folder of the roles' configs."""
         self.metrics = path / METRICS
         """The coordinator's metrics, one JSON object a line."""
-        self.curve = path / "curve.png"
+        self.curve = path / CURVE
         """The plot of the learning curve."""
         self.summary = path / SUMMARY
         """The summary of the run, JSON."""

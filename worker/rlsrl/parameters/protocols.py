@@ -14,7 +14,7 @@ from rlsrl.data.version import Version
 
 
 class ParameterError(Exception):
-    """Base of the errors about parameters."""
+    """A stored or received version is missing, damaged or refused. The text says which, and why."""
 
 
 class VersionNotFound(ParameterError, LookupError):

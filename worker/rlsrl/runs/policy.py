@@ -32,7 +32,7 @@ class TrainedPolicy:
 
     def __init__(self, stored: StoredVersion, *, seed: int = 0) -> None:
         """Act by a stored version. ``seed`` decides its draws where it samples. See ``load``."""
-        self.version = str(stored.parameters.version)
+        self.version: str = str(stored.parameters.version)
         """The version, for example ``"1.2500"``."""
         self.metadata: Mapping[str, Any] = stored.metadata
         """What was stored with the version: env steps, mean return, its evaluation."""

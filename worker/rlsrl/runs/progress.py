@@ -37,15 +37,16 @@ class TrainingProgress:
     run: Run
     """Its figures until now, and its stored policies."""
     seconds: float
-    """Since the processes were started."""
+    """Seconds since the processes were started."""
     seconds_left: float | None
-    """To the first of the limits in ``stop`` at the present speed; None: it cannot be told. ``stop.returnMean`` may end
-    the run earlier."""
+    """Seconds to the first of the limits in ``stop`` at the present speed; None: it cannot be told. ``stop.returnMean``
+    may end the run earlier."""
     env_steps: int
-    """Trained until now."""
+    """Transitions trained until now."""
     train_steps: int
+    """Training steps until now."""
     return_mean: float | None
-    """Of the last episodes; None before an episode has ended."""
+    """Mean return of the last episodes; None before an episode has ended."""
     version: str | None
     """The newest version of the policy, for example ``"1.2500"``; it may not be stored."""
     _watch: RunWatch = field(repr=False)

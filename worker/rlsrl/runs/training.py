@@ -37,8 +37,8 @@ class RunFailed(RuntimeError):
 
     def __init__(self, message: str, run: Run) -> None:
         super().__init__(message)
-        self.run = run
-        """The run. `train` with the same arguments resumes it, once the cause is mended."""
+        self.run: Run = run
+        """The run. ``train`` with the same arguments resumes it, once the cause is mended."""
 
 
 def train(
@@ -69,10 +69,19 @@ def train(
 
     Raises:
         RunFailed: the run failed.
+        SpecError: the experiment is invalid; lists every problem.
+        RunFolderError: the folder cannot be used, or holds a run of another experiment.
+        ConfigurationError: the environment or the user's network cannot be made, the store refuses the access, or
+            there is no room for replayed transitions, or what ``parameters.from`` names does not exist.
+        EnvironmentFailed: the environment's own code raised.
+        NothingToResume: no stored version is intact.
+        LedgerError: a ledger page is damaged.
+        RecordsLost: the run folder was removed or moved.
+        OSError: a process or file cannot be created.
+        NotInstalled: packages that training needs are not installed; names all of them.
         KeyboardInterrupt: Ctrl-C, or the interruption of a notebook's cell. A last checkpoint is stored before.
         SystemExit: another signal ended the run.
         RuntimeError: this is not the main thread.
-        Exception: as ``train_on_this_machine``.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("rlsrl.train works in the main thread only: workers die with the thread that started them")
@@ -88,6 +97,11 @@ def train(
             console=Console(output=output, say=say, warn=partial(warnings.warn, stacklevel=2)),
             on_progress=on_progress,
         )
+    return _finished(ended)
+
+
+def _finished(ended: EndedRun) -> Run:
+    """Return the run, or raise what ended it otherwise."""
     run = Run(ended.path)
     if ended.error is not None:
         if ended.failure is not None:
@@ -165,16 +179,7 @@ def train_on_this_machine(
         on_progress: Called while the run trains, see ``train``.
 
     Raises:
-        SpecError: the experiment is invalid; lists every problem.
-        RunFolderError: the folder cannot be used, or holds a run of another experiment.
-        ConfigurationError: the environment or the user's network cannot be made, the store refuses the access, or
-            there is no room for replayed transitions, or what ``parameters.from`` names does not exist.
-        EnvironmentFailed: the environment's own code raised.
-        NothingToResume: no stored version is intact.
-        LedgerError: a ledger page is damaged.
-        RecordsLost: the run folder was removed or moved.
-        OSError: a process or file cannot be created.
-        NotInstalled: packages that training needs are not installed; names all of them.
+        Exception: as ``train``, but the failure of the run and the error of ``on_progress`` are in the result.
         KeyboardInterrupt: Ctrl-C before the processes start, or after they have ended.
     """
     require_for_training()

@@ -32,7 +32,7 @@ class EnvironmentFailed(RuntimeError):
 
     def __init__(self, text: str, *, traceback: str = "") -> None:
         super().__init__(text)
-        self.traceback = traceback
+        self.traceback: str = traceback
         """The traceback of the environment's first error, from its own first frame on; empty if it has no frame."""
 
 

@@ -48,7 +48,7 @@ TRAINING_MODULES = (
 class NotInstalled(ModuleNotFoundError):
     """A package that rlsrl needs is not installed. The text says which extra installs it."""
 
-    cure = ""
+    cure: str = ""
     """The command that installs it."""
 
 
