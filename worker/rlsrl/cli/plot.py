@@ -53,7 +53,7 @@ def plot(runs: tuple[Path, ...], output: Path | None, axis: Axis, smooth: int, s
 
     if output is None and len(runs) > 1:
         raise UserError("several runs need a file for their common picture: -o FILE")
-    with _user_errors():
+    with _user_errors(output):
         picture = output or comparison.run_with_metrics(runs[0]) / CURVE
         click.echo(comparison.plot(*runs, path=picture, axis=axis, smooth=smooth, seeds=seeds))
 
@@ -76,7 +76,7 @@ def compare(runs: tuple[Path, ...], output: Path | None, axis: Axis, smooth: int
     """
     from rlsrl.runs import comparison
 
-    with _user_errors():
+    with _user_errors(output):
         compared = comparison.compare(*runs, axis=axis)
         if output is not None:
             compared.plot(output, smooth=smooth)
@@ -84,14 +84,15 @@ def compare(runs: tuple[Path, ...], output: Path | None, axis: Axis, smooth: int
 
 
 @contextlib.contextmanager
-def _user_errors() -> Iterator[None]:
-    """Turn what the Python interface raises into messages for the user."""
+def _user_errors(output: Path | None) -> Iterator[None]:
+    """Turn what the Python interface raises into messages for the user. ``output`` is the picture that is written."""
     from rlsrl.local.run_folder import RunFolderError
 
     try:
         yield
     except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
+        file = error.filename or output  # a full disk names no file
+        raise UserError(str(error) if file is None else f"{file}: {error.strerror}") from error
     except (RunFolderError, ValueError) as error:
         raise UserError(str(error)) from error
 
