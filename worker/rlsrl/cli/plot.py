@@ -92,7 +92,7 @@ def _user_errors(output: Path | None) -> Iterator[None]:
         yield
     except OSError as error:
         file = error.filename or output  # a full disk names no file
-        raise UserError(str(error) if file is None else f"{file}: {error.strerror}") from error
+        raise UserError(str(error) if file is None else f"{file}: {error.strerror or error}") from error
     except (RunFolderError, ValueError) as error:
         raise UserError(str(error)) from error
 
