@@ -229,18 +229,56 @@ def test_the_time_without_requests_is_counted_while_it_lasts(bench: Bench) -> No
     until(lambda: bench.waits[-1:] == ["requests"])
 
 
-def test_all_requests_that_wait_for_weights_are_answered_when_weights_arrive(
-    make_bench: Callable[..., Bench],
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_that_wait_for_weights_are_answered_together_when_weights_arrive(
+    make_bench: Callable[..., Bench], kind: str
 ) -> None:
-    bench = make_bench(kind="where received", max_batch_size=6)
-    futures = bench.ask(0)
-    assert bench.latest.wanted(DEADLINE) == INITIAL
-    for value in range(1, 6):
-        futures += bench.ask(value)
-    until(lambda: bench.server.num_waiting == 5)
+    bench = make_bench(kind=kind, max_batch_size=6)
     bench.inference.put(parameters(V1))
-    assert [answer_of(future.result(DEADLINE)) for future in futures] == [*range(6)]
-    assert bench.policy.batches == [[0], [1, 2, 3], [4, 5]]
+    futures = []
+    for value in range(5):
+        futures += bench.ask(value, min_version=V2)
+    assert answer_of(bench.ask(9)[0].result(DEADLINE)) == 9, "the others have arrived before"
+    bench.inference.put(parameters(V2))
+    assert [answer_of(future.result(DEADLINE)) for future in futures] == [*range(5)]
+    assert bench.policy.batches == [[9], [0, 1, 2], [3, 4]]
+
+
+def test_requests_that_the_weights_satisfy_do_not_wait_for_newer_weights(bench: Bench) -> None:
+    bench.inference.put(parameters(V1))
+    (newest,) = bench.ask(0, min_version=V3)
+    assert bench.latest.wanted(DEADLINE) == V3
+    mixed = bench.client.submit_all(
+        [request(value, min_version=version) for value, version in enumerate([V2, V1, V3, V1], start=1)]
+    )
+    for future in (mixed[1], mixed[3], *bench.ask(5, min_version=V1)):
+        assert future.result(DEADLINE).version == V1
+    assert bench.latest.wanted(DEADLINE) == V2, "the oldest of the weights that are waited for"
+    bench.inference.put(parameters(V2))
+    assert mixed[0].result(DEADLINE).version == V2
+    until(lambda: bench.latest.wanted(0.0) == V3)
+    assert not newest.done()
+    assert not mixed[2].done()
+    bench.inference.put(parameters(V3))
+    assert {newest.result(DEADLINE).version, mixed[2].result(DEADLINE).version} == {V3}
+    assert bench.policy.batches[-1] == [0, 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_new_requests_do_not_delay_those_that_wait_for_weights(make_bench: Callable[..., Bench], kind: str) -> None:
+    bench = make_bench(kind=kind, max_batch_size=2)
+    bench.inference.put(parameters(V1))
+    (waits,) = bench.ask(0, min_version=V2)
+    assert bench.latest.wanted(DEADLINE) == V2
+    bench.policy.may_answer.clear()
+    (present,) = bench.ask(1)
+    assert bench.policy.evaluating.wait(DEADLINE)
+    later = bench.ask(2, 3)
+    bench.latest.put(parameters(V2))
+    bench.policy.may_answer.set()
+    for future in (present, waits, *later):
+        future.result(DEADLINE)
+    assert bench.policy.batches == [[1], [0], [2], [3]]
 
 
 def test_counts_requests_rows_and_batches(bench: Bench) -> None:
@@ -368,8 +406,8 @@ def test_a_paused_worker_answers_by_the_weights_that_it_has_and_other_requests_w
 
         running.pause()
         running.publisher.publish(parameters(V2))
-        assert bench.ask(2, min_version=V1)[0].result(DEADLINE).version == V1
         (waits,) = bench.ask(3, min_version=V2)
+        assert bench.ask(2, min_version=V1)[0].result(DEADLINE).version == V1
         until(lambda: waits.done() or RESUME in running.join_session.turns)
         assert (waits.done(), running.join_session.reported("version"), bench.policy.loaded) == (False, [V1], [V1])
 
@@ -380,7 +418,7 @@ def test_a_paused_worker_answers_by_the_weights_that_it_has_and_other_requests_w
 
 def _is_closed(fresh: LatestParameters) -> bool:
     try:
-        fresh.take(INITIAL)
+        fresh.take()
     except PipeClosed:
         return True
     return False

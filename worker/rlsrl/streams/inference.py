@@ -4,7 +4,8 @@ Many clients (actors) send requests to few servers (policy workers). The server 
 all waiting requests, up to a number of lanes. So the batch size follows the load.
 
 Requests are stateless, so a client may send one again. It sends every request that a dead server left unanswered to
-another server. Each request gets exactly one answer. A server handles one client's requests in their order.
+another server. Each request gets exactly one answer. A server takes one client's requests in their order. Its owner may
+answer those that its weights satisfy before others that ask for newer weights (``InferenceBatch.split``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -72,7 +73,7 @@ class InferenceServer(Protocol):
     def next_batch(self, max_size: int, timeout: float) -> InferenceBatch | None:
         """Return the waiting requests, oldest first, up to ``max_size`` lanes; at least one, whatever its lanes.
 
-        Waits for the first request. Returns None after ``close`` or the timeout (seconds).
+        Waits for the first request. Returns None after ``close``, the timeout (seconds) or ``wake``.
         """
 
     def call_on_arrival(self, take: Callable[[], None] | None, afterwards: Callable[[], None] = lambda: None) -> None:
@@ -87,7 +88,10 @@ class InferenceServer(Protocol):
         """
 
     def wake(self) -> None:
-        """Call ``take`` soon, even without a new request. Any thread may call this, but not inside ``take``."""
+        """Call ``take`` soon, even without a new request, or end the present or next wait of ``next_batch``.
+
+        Any thread may call this, but not inside ``take``.
+        """
 
     def close(self) -> None:
         """Stop serving and wake the waiting thread. Clients connect to another server. Idempotent."""
@@ -118,7 +122,7 @@ Answers = Sequence[RolloutResult] | Exception
 
 
 class InferenceBatch:
-    """Requests that the server took together. Answer a batch exactly once, from any thread.
+    """Requests that the server took together. Answer, split or join a batch exactly once, from any thread.
 
     The answer to a client that is gone is dropped, and every answer after the server's ``close``: the client asks
     another server.
@@ -131,15 +135,20 @@ class InferenceBatch:
         taken_at: float,
         deliver: Callable[[Sequence[PendingRequest], Answers], None],
     ) -> None:
-        """``deliver`` sends the answers. It is called once, in the thread that answers."""
+        """``deliver`` sends the answers. It is called once, in the thread that answers.
+
+        ``taken_at``: on the server's monotonic clock.
+        """
         self.requests: Sequence[RolloutRequest] = tuple(entry.request for entry in pending)
         """The requests, oldest first."""
         self.num_lanes = sum(request.num_lanes for request in self.requests)
         """Sum of the requests' lanes."""
         self.min_version: Version = max(request.min_version for request in self.requests)
         """Oldest weights that may answer all requests."""
+        self.least_version: Version = min(request.min_version for request in self.requests)
+        """Oldest weights that may answer any of the requests."""
         self.taken_at = taken_at
-        """On the server's monotonic clock."""
+        """On the server's monotonic clock; of joined batches the mean over requests."""
         self.queueing_seconds = taken_at - sum(entry.arrived_at for entry in pending) / len(pending)
         """Mean time that the requests waited before the server took them."""
         self._pending = tuple(pending)
@@ -167,10 +176,49 @@ class InferenceBatch:
         """
         self._answer(error)
 
+    def split(self, version: Version, max_size: int) -> tuple[InferenceBatch | None, InferenceBatch | None]:
+        """Return the requests that weights of ``version`` satisfy, and the others; None for no requests.
+
+        The first are up to ``max_size`` lanes, but at least one request. Both keep the order. They replace this batch,
+        unless one of them is this batch.
+
+        Raises:
+            RuntimeError: the batch was answered, split or joined before.
+        """
+        if self.least_version > version:
+            return None, self
+        if self.min_version <= version and (self.num_lanes <= max_size or len(self._pending) == 1):
+            return self, None
+        self._claim()
+        satisfied = [entry for entry in self._pending if entry.request.min_version <= version]
+        first = satisfied[: _num_fitting(satisfied, max_size)]
+        numbers = {id(entry) for entry in first}
+        others = [entry for entry in self._pending if id(entry) not in numbers]
+        return self._of(first, self.taken_at), self._of(others, self.taken_at) if others else None
+
+    def joined(self, later: InferenceBatch) -> InferenceBatch:
+        """Return one batch with the requests of this batch and then those of a later one of the same server.
+
+        Raises:
+            RuntimeError: one of the batches was answered, split or joined before.
+        """
+        self._claim()
+        later._claim()
+        pending = (*self._pending, *later._pending)
+        own = len(self._pending) / len(pending)
+        return self._of(pending, own * self.taken_at + (1 - own) * later.taken_at)
+
+    def _of(self, pending: Sequence[PendingRequest], taken_at: float) -> InferenceBatch:
+        return InferenceBatch(pending, taken_at=taken_at, deliver=self._deliver)
+
     def _answer(self, answers: Answers) -> None:
-        if not self._answering.acquire(blocking=False):
-            raise RuntimeError("a batch can be answered once only; this batch was answered before")
+        self._claim()
         self._deliver(self._pending, answers)
+
+    def _claim(self) -> None:
+        """Be answered, split or joined: whatever comes second is an error."""
+        if not self._answering.acquire(blocking=False):
+            raise RuntimeError("a batch can be answered once only; this batch was answered, split or joined before")
 
 
 class RequestQueue:
@@ -181,6 +229,7 @@ class RequestQueue:
         self._changed = threading.Condition()
         self._waiting: deque[PendingRequest] = deque()
         self._closed = False
+        self._woken = False
 
     def put(self, client: Hashable, number: int, request: RolloutRequest) -> None:
         """Add a request. A closed queue drops it."""
@@ -207,9 +256,16 @@ class RequestQueue:
         """Take a batch as ``InferenceServer.next_batch`` does; ``deliver`` will send its answers."""
         with self._changed:
             if timeout > 0:
-                self._changed.wait_for(lambda: self._closed or self._waiting, timeout)
-            taken = self._take(max_size)
+                self._changed.wait_for(lambda: self._closed or self._woken or self._waiting, timeout)
+            self._woken = False
+            taken = [self._waiting.popleft() for _ in range(_num_fitting(self._waiting, max_size))]
             return InferenceBatch(taken, taken_at=self._now(), deliver=deliver) if taken else None
+
+    def wake(self) -> None:
+        """End the present wait of ``next_batch``, or the next one."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify()
 
     def close(self) -> None:
         """Drop all requests, accept no more, and wake the waiting thread. Idempotent."""
@@ -218,12 +274,13 @@ class RequestQueue:
             self._waiting.clear()
             self._changed.notify_all()
 
-    def _take(self, max_size: int) -> list[PendingRequest]:
-        taken: list[PendingRequest] = []
-        num_lanes = 0
-        while self._waiting:
-            num_lanes += self._waiting[0].request.num_lanes
-            if taken and num_lanes > max_size:
-                break
-            taken.append(self._waiting.popleft())
-        return taken
+
+def _num_fitting(pending: Iterable[PendingRequest], max_size: int) -> int:
+    """Return how many of the oldest requests have up to ``max_size`` lanes together; at least 1 if there are any."""
+    number = num_lanes = 0
+    for entry in pending:
+        num_lanes += entry.request.num_lanes
+        if number and num_lanes > max_size:
+            break
+        number += 1
+    return number

@@ -72,6 +72,7 @@ class InlineInferenceServer(InferenceServer):
 
     @override
     def wake(self) -> None:
+        self.queue.wake()
         with self._channel.lock:
             if (on_arrival := self._on_arrival) is not None:
                 on_arrival.take()

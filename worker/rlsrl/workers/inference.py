@@ -1,6 +1,6 @@
 """How a policy worker answers: in the thread that receives requests, or in two threads of its own.
 
-Of the two threads, one waits for requests and for weights as new as they ask for, and evaluates the policy. The other
+Of the two threads, one waits for requests and evaluates the policy for those that the newest weights satisfy. The other
 sends the results. A policy that takes less time than waking a thread is evaluated where requests are received. In both
 cases the worker's main thread gets the weights.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from rlsrl.runtime.metrics import Metrics
 from rlsrl.runtime.pipe import Pipe, PipeClosed
 from rlsrl.streams.inference import InferenceBatch, InferenceServer
 from rlsrl.workers.latest_parameters import LatestParameters
+from rlsrl.workers.received_requests import ReceivedRequests
 
 WAKE_SECONDS = 0.2
 """How long the evaluating thread waits for requests between two checks for its end."""
@@ -91,15 +92,15 @@ class BatchPredictor:
             return tally
 
     def predict(self, batch: InferenceBatch) -> Answered:
-        """Return results by the newest weights. Wait until these are as new as every request asks for.
+        """Return results by the newest weights, which are as new as every request asks for.
 
-        The time since the batch was taken counts as waiting for weights.
+        The time since the requests were taken counts as waiting for weights.
 
         Raises:
-            PipeClosed: no newer weights will come.
+            PipeClosed: the worker ends.
             Exception: the policy raised; the batch's clients have the error.
         """
-        newer = self._latest.take(batch.min_version)
+        newer = self._latest.take()
         try:
             if newer is not None:
                 self._policy.load(newer)
@@ -160,8 +161,7 @@ class Inference(Protocol):
 class OnArrivalInference(Inference):
     """Answers in the thread that receives requests: for policies that take less time than waking another thread.
 
-    A batch that asks for newer weights is held back, and the batches behind it wait. They would also wait if a thread
-    waited for those weights.
+    Requests that ask for newer weights wait for these; others are answered meanwhile.
     """
 
     def __init__(
@@ -177,10 +177,8 @@ class OnArrivalInference(Inference):
         self._predictor = predictor
         self._server = server
         self._latest = latest
-        self._max_batch_size = max_batch_size
+        self._requests = ReceivedRequests(server, latest, max_batch_size=max_batch_size)
         self._waiting = waiting
-        self._held_back: InferenceBatch | None = None
-        """A batch that waits for newer weights."""
         self._uncounted: list[tuple[Answered, float]] = []
         """Batches that were sent but not counted, each with the seconds of sending."""
         self._failure: Exception | None = None
@@ -248,7 +246,7 @@ class OnArrivalInference(Inference):
 
     def _count_and_wait(self) -> None:
         self._count()
-        if self._held_back is None:  # else the main thread counts the wait for weights
+        if not self._requests:  # else the main thread counts the wait for weights
             self._waiting_for_requests.enter_context(self._waiting("requests"))
 
     def _count(self) -> None:
@@ -258,11 +256,9 @@ class OnArrivalInference(Inference):
 
     def _next(self) -> InferenceBatch | None:
         """Return the next batch that can be answered now, or None."""
-        batch, self._held_back = self._held_back or self._server.next_batch(self._max_batch_size, timeout=0), None
-        if batch is None or self._latest.has(batch.min_version):
-            return batch
-        self._held_back = batch
-        return None
+        while (batch := self._requests.next_batch()) is None and self._requests.receive(timeout=0):
+            pass
+        return batch
 
 
 class InferencePipeline(Inference):
@@ -279,8 +275,9 @@ class InferencePipeline(Inference):
     ) -> None:
         """The arguments are those of ``OnArrivalInference``."""
         self._predictor = predictor
+        self._server = server
         self._latest = latest
-        self._batches = _Batches(server, max_batch_size, waiting)
+        self._batches = _Batches(ReceivedRequests(server, latest, max_batch_size=max_batch_size), waiting)
         answered: Pipe[Answered] = Pipe(MAX_ANSWERED)
         self._rollout = MappingThread(
             "rollout", self._evaluate, upstream_queue=self._batches, downstream_queue=answered
@@ -295,6 +292,7 @@ class InferencePipeline(Inference):
     @override
     def put(self, parameters: Parameters) -> None:
         self._latest.put(parameters)
+        self._server.wake()
 
     @override
     def check(self) -> None:
@@ -319,23 +317,22 @@ class InferencePipeline(Inference):
 
 
 class _Batches:
-    """A server's batches as the upstream of a stage: a batch is formed when the stage is ready for it."""
+    """Batches that can be answered, as the upstream of a stage: each is formed when the stage is ready for it."""
 
-    def __init__(
-        self, server: InferenceServer, max_size: int, waiting: Callable[[str], AbstractContextManager[None]]
-    ) -> None:
-        self._server = server
-        self._max_size = max_size
+    def __init__(self, requests: ReceivedRequests, waiting: Callable[[str], AbstractContextManager[None]]) -> None:
+        self._requests = requests
         self._waiting = waiting
         self._closed = False
 
     def get(self) -> InferenceBatch:
-        """Wait for the next batch and return it."""
+        """Wait for the next batch and return it. A request, newer weights (``InferencePipeline.put``) or ``close`` end
+        the wait."""
         while not self._closed:
-            with self._waiting("requests"):
-                batch = self._server.next_batch(self._max_size, WAKE_SECONDS)
-            if batch is not None:
+            if (batch := self._requests.next_batch()) is not None:
                 return batch
+            # While requests wait for weights, the main thread counts that wait.
+            with nullcontext() if self._requests else self._waiting("requests"):
+                self._requests.receive(WAKE_SECONDS)
         raise PipeClosed("this worker takes no more batches")
 
     def close(self) -> None:

@@ -29,41 +29,34 @@ class LatestParameters:
                 self._wanted = None
             self._changed.notify_all()
 
-    def take(self, min_version: Version) -> Parameters | None:
-        """Return the newest weights, or None if they were taken before.
-
-        Waits without limit for weights of ``min_version`` or newer; ``put`` and ``close`` wake it.
+    def take(self) -> Parameters | None:
+        """Return the newest weights, or None if they were taken before or there are none.
 
         Raises:
             PipeClosed: ``close`` was called.
         """
         with self._changed:
-            while not self._closed and (self._newest is None or self._newest.version < min_version):
-                self._wanted = min_version
-                self._changed.notify_all()
-                self._changed.wait()
-            if self._closed:
-                raise PipeClosed(CLOSED)
-            assert self._newest is not None, "or it would wait"
-            if self._newest.version == self._taken:
+            self._check()
+            if self._newest is None or self._newest.version == self._taken:
                 return None
             self._taken = self._newest.version
             return self._newest
 
-    def has(self, min_version: Version) -> bool:
-        """Return whether ``take`` would return at once. If not, these weights are wanted from now on, as in ``take``.
+    def newest(self, min_version: Version) -> Version | None:
+        """Return the version of the newest weights, or None if it is older than ``min_version``.
+
+        In that case weights of ``min_version`` or newer are ``wanted`` from now on, until ``put`` brings them.
 
         Raises:
             PipeClosed: ``close`` was called.
         """
         with self._changed:
-            if self._closed:
-                raise PipeClosed(CLOSED)
+            self._check()
             if self._newest is not None and self._newest.version >= min_version:
-                return True
+                return self._newest.version
             self._wanted = min_version
             self._changed.notify_all()
-            return False
+            return None
 
     def wanted(self, timeout: float) -> Version | None:
         """Return the version that is waited for, or None if there is no such wait within ``timeout`` seconds."""
@@ -76,3 +69,7 @@ class LatestParameters:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise PipeClosed(CLOSED)

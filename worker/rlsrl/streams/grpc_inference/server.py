@@ -88,6 +88,7 @@ class GrpcInferenceServer(InferenceServer):
 
     @override
     def wake(self) -> None:
+        self._queue.wake()
         self._server.run_on_loop(self._plan_call)
 
     @override
