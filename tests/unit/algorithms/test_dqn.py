@@ -1,4 +1,4 @@
-"""DQN: the loss and its gradient by torch's own modules, copies of the target network, draws by priority, epsilon."""
+"""DQN: loss and gradient by torch's own modules, target networks, draws by priority, epsilon, compiled steps."""
 
 from __future__ import annotations
 
@@ -293,6 +293,72 @@ def test_actions_are_random_until_training_begins() -> None:
     algorithm.adopt(coefficients(spec_of(epsilon=0.25, importanceExponent=0.75), None))
     assert algorithm.acting_scalars(500)[EPSILON] == 0.25
     assert algorithm.coefficients(500) == {"importance_exponent": 0.75}
+
+
+def everything(learner: Learner) -> Arrays:
+    """Return the weights, the target network's and the optimizer's state."""
+    return {**learner.state_dict()[0], "weights": learner.parameters(Version(0, 0)).vector}
+
+
+@pytest.fixture
+def eager_losses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that grows with each loss that is computed without compiled code."""
+    losses: list[str] = []
+    loss = Dqn.loss
+
+    def counted(*arguments: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            losses.append("eager")
+        return loss(*arguments)
+
+    monkeypatch.setattr(Dqn, "loss", counted)
+    return losses
+
+
+def compare_compiled_with_eager_steps(fields: dict[str, Any], options: dict[str, Any], eager_losses: list[str]) -> None:
+    """Train 12 minibatches, with three copies of the target network, by rows of three steps drawn by priority."""
+    eager, compiled = (learner_of(policy_of(**options), spec_of(**fields)) for _ in range(2))
+    before = everything(eager)
+    compiled.compile({name: np.ones_like(array) for name, array in rows_of().items()})
+    compiled.use_compiled()
+    torch.compiler.set_stance("fail_on_recompile")
+    eager_losses.clear()
+    for seed in range(4):
+        results = [learner.step(rows_of(seed)) for learner in (eager, compiled)]
+        assert results[1].metrics == pytest.approx(results[0].metrics, rel=1e-3, abs=1e-5)
+        assert results[0].errors is not None
+        assert results[1].errors is not None
+        np.testing.assert_allclose(results[1].errors, results[0].errors, rtol=1e-3, atol=1e-4)
+        assert results[1].taken == results[0].taken == (True,) * UPDATES_A_STEP
+        found, expected = everything(compiled), everything(eager)
+        for path, array in expected.items():
+            np.testing.assert_allclose(found[path], array, rtol=1e-3, atol=1e-5, err_msg=path)
+    assert not np.allclose(expected["weights"], before["weights"], atol=0.1)
+    assert len(eager_losses) == 4 * UPDATES_A_STEP, "the compiled learner computed none of them"
+
+
+COMPILED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({"double": False}, {}),
+    "double": ({}, {}),
+    "dueling": ({}, {"dueling": True}),
+    "quantiles": ({"huberDelta": 0.25}, {"quantiles": 4}),
+    "all": ({"importanceExponent": 1.0}, {"dueling": True, "quantiles": 4}),
+}
+"""Fields of the spec and of the network, by name. All weigh rows by their importance, with 0.4 if none is given."""
+
+
+@pytest.mark.usefixtures("own_compiler", "tracing_only")
+@pytest.mark.parametrize("kind", COMPILED)
+def test_the_step_is_one_graph_that_computes_the_same(kind: str, eager_losses: list[str]) -> None:
+    compare_compiled_with_eager_steps(*COMPILED[kind], eager_losses)
+
+
+@pytest.mark.usefixtures("own_compiler", "cache")
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "all" else pytest.param(kind, marks=pytest.mark.slow) for kind in COMPILED]
+)
+def test_the_compiled_step_computes_the_same(kind: str, eager_losses: list[str]) -> None:
+    compare_compiled_with_eager_steps(*COMPILED[kind], eager_losses)
 
 
 @pytest.mark.parametrize("env_spec", [ENV_SPEC, MASKED], ids=["plain", "masked"])

@@ -158,12 +158,6 @@ def everything(learner: Learner) -> dict[str, np.ndarray]:
 pytestmark = pytest.mark.usefixtures("own_compiler")
 
 
-@pytest.fixture
-def cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
-
-
 def train_both(kind: str, num_steps: int) -> list[tuple[StepResult, StepResult]]:
     """Compare eager and compiled step by step from the same state: trajectories of convolutions are chaotic."""
     pairs, compiled = [], learner_of(kind)
