@@ -21,8 +21,26 @@ from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.references import load_callable
 
 INTERFACE = 1
-"""The version of the interface: of this module, ``base``, ``rows``, ``returns`` and ``rlsrl.policies.distributions``.
-It rises with every change that an algorithm has to follow."""
+"""The version of the interface: of the names in ``INTERFACE_MODULES``. It rises with every change that an algorithm has
+to follow. ``tests/golden/algorithm_interface.txt`` shows the interface of this version."""
+INTERFACE_MODULES: Mapping[str, tuple[str, ...]] = {
+    "rlsrl.algorithms.base": (),
+    "rlsrl.algorithms.check": ("check_algorithm",),
+    "rlsrl.algorithms.custom": ("Setup", "CustomAlgorithm"),
+    "rlsrl.algorithms.returns": (),
+    "rlsrl.algorithms.rows": (),
+    "rlsrl.api.spec": ("AlgorithmNeeds",),
+    "rlsrl.buffers.replay.rows": ("NEXT", "IMPORTANCE"),
+    "rlsrl.data.specs": ("Arrays",),
+    "rlsrl.policies.device": ("to_device", "to_host"),
+    "rlsrl.policies.distributions": (),
+    "rlsrl.policies.epsilon_greedy": ("EPSILON",),
+    "rlsrl.policies.exploration": ("DEVIATION", "UNIFORM"),
+    "rlsrl.policies.functional": ("PureNetwork",),
+    "rlsrl.policies.networks": ("FlattenObservation",),
+}
+"""The modules that users' algorithms may import, each with the names that belong to the interface; without names it is
+every public name of the module."""
 
 MOST_EVERY = 1000
 """Most minibatches from one update of a group to the next."""
