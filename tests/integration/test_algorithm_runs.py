@@ -9,11 +9,7 @@ import json
 import os
 import random
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +18,10 @@ import pytest
 from rlsrl.api.load import load_text
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.cli.init import templates
-from rlsrl.data.version import Version
-from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.chaos import INTERRUPTED, KillCampaign
 from rlsrl.testing.live_runs import GATED_EXPERIMENT, Desk
+from rlsrl.testing.ratio_history import check_history, read_lives
+from rlsrl.testing.ratio_trace import folder_of
 from rlsrl.testing.replayed_runs import is_in_pace
 from rlsrl.workers.build.run_database import open_run_database
 
@@ -348,8 +344,8 @@ def test_the_ratio_is_edited_while_a_run_trains(tmp_path: Path) -> None:
         tuned = run.until(lambda: next(iter(run.facts.logged("trainer-0", "tuned")), None), "the new ratio")
         run.until(lambda: run.facts.train_steps() > tuned["step"] + 50, "training at the new ratio")
         assert set(run.workers()) == workers
-        end = (run.facts.status() or {})["totals"]["env_steps"] + 3000
-        assert desk.call("edit", "live", "--set", f"stop.envSteps={end:.0f}").returncode == 0
+        end = run.facts.env_steps() + 3000
+        assert desk.call("edit", "live", "--set", f"stop.envSteps={end}").returncode == 0
         assert run.wait() == 0, run.output
     due = tuned["step"] * updates_of_a_step + tuned["train_steps_behind"]
     env_steps = 1000 + due / before
@@ -366,63 +362,41 @@ def test_the_ratio_is_edited_while_a_run_trains(tmp_path: Path) -> None:
     assert 0 < rows[-1]["replay_age"] < rows[-1]["replay_transitions"]
 
 
-@contextmanager
-def counts_of(desk: Desk) -> Iterator[dict[Version, dict[str, Any]]]:
-    """Collect what the stored versions of a live run count: only the newest ones have it."""
-    counts: dict[Version, dict[str, Any]] = {}
-    ended = threading.Event()
-
-    def collect() -> None:
-        while not ended.wait(0.1):
-            with suppress(ConfigurationError, OSError):  # before the first version, or while it is removed
-                database = open_run_database(desk.run_folder)
-                if (newest := database.resume_point(POLICY_NAME).version) is not None:
-                    state = database.load_state(POLICY_NAME, newest)
-                    if state is not None:
-                        counts[newest] = state.values["limiters"][0]
-
-    thread = threading.Thread(target=collect)
-    thread.start()
-    try:
-        yield counts
-    finally:
-        ended.set()
-        thread.join()
-
-
 @pytest.mark.slow
-def test_the_ratio_holds_through_twenty_kills_and_two_edits(tmp_path: Path) -> None:
-    """Each stored version has the env steps, the updates due for them and those made, all of one moment."""
-    ratios, steps_between_versions, most_updates_of_a_step = (0.1, 0.3, 0.15), 20, 64
-    experiment = GATED_EXPERIMENT.replace("ppo: {{epochs: 2, minibatchSize: 256}}", BLOCKS["Q-learning"])
-    experiment = experiment.replace("{{everySteps: 10}}", f"{{{{everySteps: {steps_between_versions}}}}}")
+@pytest.mark.timeout(TRAINING_SECONDS)
+@pytest.mark.parametrize("num_trainers", [1, 2])
+def test_the_ratio_holds_through_twenty_kills_and_two_edits(num_trainers: int, tmp_path: Path) -> None:
+    """At every event of the limiters, over the history that survives the kills."""
+    trace = tmp_path / "trace"
+    block = BLOCKS["Q-learning"].replace("q_learning:QLearning", "ratio_trace:TracedQLearning")
+    block = block.replace("needs:", f'kwargs: {{{{trace: "{trace}"}}}}, needs:')
+    experiment = GATED_EXPERIMENT.replace("ppo: {{epochs: 2, minibatchSize: 256}}", block)
     experiment = experiment.replace("{{budget: 10, decaySeconds: 1}}", "{{budget: 40, decaySeconds: 1}}")
-    pacing = f"  pacing: {{{{trainStepsPerEnvStep: {ratios[0]}}}}}\n"
-    desk, rng = with_algorithm(tmp_path, experiment), random.Random(5)
-    with KillCampaign(tmp_path, experiment + OTHER_ROLES + pacing, seed=5) as campaign, counts_of(desk) as counts:
+    others = f"  pacing: {{{{trainStepsPerEnvStep: 0.1}}}}\n  trainers: {{{{replicas: {num_trainers}}}}}\n"
+    rng = random.Random(5)
+    with KillCampaign(tmp_path, experiment + OTHER_ROLES + others, seed=5) as campaign:
         for number in range(20):
-            if number in (7, 14):
-                ratio = ratios[number // 7]
-                edited = desk.call("edit", "live", "--set", f"pacing.trainStepsPerEnvStep={ratio}")
-                assert edited.returncode == 0, edited.stdout + edited.stderr
-            campaign.kill(rng.choice((*ROLES, "trainer")), rng.choice(("training", "checkpoint")))
-        summary = campaign.finish()
+            if number == 7:
+                campaign.edit("pacing.trainStepsPerEnvStep=0.3")
+            elif number == 14:
+                campaign.edit("pacing.trainStepsPerEnvStep=0.15", "pacing.maxTrainStepsBehind=1000")
+            role = "trainer" if number % 2 else rng.choice(ROLES)
+            campaign.kill(role, rng.choice(("training", "checkpoint")))
+        summary = campaign.finish(further_env_steps=3000)
     assert sum(summary["restarts"].values()) == 20
-    assert summary["restarts"]["trainer"] >= 4
-    bound = most_updates_of_a_step + max(ratios) * 2 * 64 * 8
-    other_slopes = 0
-    for (_, before), (version, after) in pairwise(sorted(counts.items())):
-        gathered = max(after["stored"] - 500, 0) - max(before["stored"] - 500, 0)
-        due = after["due"] - before["due"]
-        other_slopes += not any(due == pytest.approx(ratio * gathered, abs=1e-6) for ratio in ratios)
-        assert min(ratios) * gathered - 1e-6 <= due <= max(ratios) * gathered + 1e-6
-        behind = after["due"] - after["updates"]
-        rolled_back = (steps_between_versions + 1) * most_updates_of_a_step
-        assert 0 <= behind <= bound + rolled_back, version
-        if behind > bound:
-            assert behind <= max(bound, before["due"] - before["updates"] + rolled_back), version
-    assert len(counts) > 40
-    assert other_slopes <= 2, "of the versions during which the ratio changed"
+    assert summary["restarts"]["trainer"] >= 10
+    reports = [check_history(read_lives(folder_of(trace, rank))) for rank in range(num_trainers)]
+    print(*reports, sep="\n")
+    for report in reports:
+        assert report.updates == summary["minibatches"]
+        assert len(report.restores) >= summary["restarts"]["trainer"]
+        assert any(each.rolled_back for each in report.restores)
+        assert report.events["PaceTuned"] >= 2
+    # Several ranks share each minibatch: training ends once one of them has less than a training step left.
+    left = min(reports, key=lambda report: report.deficit)
+    assert left.deficit < left.updates_per_step
+    gathered = sum(report.num_env_steps for report in reports)
+    assert 0 <= gathered - summary["env_steps"] <= (num_trainers - 1) * 8 * 64
 
 
 def test_a_run_that_takes_turns_repeats_bit_for_bit(tmp_path: Path) -> None:

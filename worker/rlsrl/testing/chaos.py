@@ -153,18 +153,31 @@ class KillCampaign(ClosedAtExit):
             self._run = self._desk.begin()
         return self._run
 
-    def finish(self) -> dict[str, Any]:
-        """Let the run reach its goal, check the whole run, and return its summary."""
+    def edit(self, *changes: str) -> None:
+        """Change fields of the spec while the run goes on, such as ``stop.envSteps=1000``."""
+        arguments = [part for change in changes for part in ("--set", change)]
+        edited = self._desk.call("edit", "live", *arguments)
+        assert edited.returncode == 0, edited.stdout + edited.stderr
+
+    def finish(self, *, further_env_steps: int | None = None) -> dict[str, Any]:
+        """Let the run reach its goal, check the whole run, and return its summary.
+
+        ``further_env_steps``: the run ends after so many more env steps instead, and trains all that is due for them.
+        """
         run = self.life()
         run.until(run.is_complete, "all processes at work")
-        self._gate.touch()
+        if further_env_steps is None:
+            self._gate.touch()
+        else:
+            env_steps = run.until(self._facts.env_steps, "the number of env steps")
+            self.edit(f"stop.envSteps={env_steps + further_env_steps}")
         code = run.wait()
         assert code == 0, run.output
         assert self._facts.leftovers() == []
         self._num_clean_ends += 1
         summary = self._facts.json("summary.json")
         assert summary["finished"], summary
-        assert summary["reason"] == "returnMean", summary
+        assert summary["reason"] == ("returnMean" if further_env_steps is None else "envSteps"), summary
         self._check_ledger(summary["ledger"])
         self._check_versions()
         return summary

@@ -162,8 +162,15 @@ class RunFolderFacts:
 
     def train_steps(self) -> int:
         """Return the training steps in the coordinator's ``/status``; 0 before the first, and without an answer."""
+        return self._total("train_steps")
+
+    def env_steps(self) -> int:
+        """Return the env steps there; 0 before the first, and without an answer."""
+        return self._total("env_steps")
+
+    def _total(self, name: str) -> int:
         totals = (self.status() or {}).get("totals") or {}
-        return int(totals.get("train_steps") or 0)
+        return int(totals.get(name) or 0)
 
     def workers(self, role: str | None = None) -> list[WorkerProcess]:
         """Return the living workers, of one role or all."""
