@@ -96,16 +96,76 @@ def progress() -> Row:
 
 
 def replay() -> Row:
-    """Return the row about replay stores and their pace."""
+    """Return the row about replay stores and their pace. Its panels are empty for experiments that replay nothing."""
+    store = (*EXPERIMENT, "pod")
+    held = TARGETS.level("sum", Metrics.replay_transitions, *store)
+    wanted = TARGETS.level("max", Metrics.replay_ratio_wanted, *EXPERIMENT)
+    updates = TARGETS.rate_of_processes(Metrics.minibatches, "outcome", *EXPERIMENT)
+    achieved = updates / TARGETS.rate(Metrics.env_steps, *EXPERIMENT)
+    actors = TARGETS.where('role="actor", reason="credit"')
+    trainers = TARGETS.where('role="trainer", reason=~"batch|buffer workers"')
+    gathering = actors.rate(Metrics.waiting_seconds, *EXPERIMENT, aggregate="avg")
+    training = trainers.rate_of_processes(Metrics.waiting_seconds, "reason", *EXPERIMENT)
     return Row(
         "Replay",
         (
-            one("Transitions in the stores", "short", TARGETS.level("sum", Metrics.replay_transitions, *EXPERIMENT)),
-            one(
-                "Age of what is drawn",
+            Panel(
+                "Transitions in the stores",
                 "short",
-                TARGETS.level("max", Metrics.replay_age, *EXPERIMENT),
-                "Env steps that were stored after a transition, on average.",
+                (
+                    Line(TARGETS.level("sum", Metrics.replay_transitions, *EXPERIMENT), "{{experiment}}"),
+                    Line(TARGETS.level("sum", Metrics.replay_capacity, *EXPERIMENT), "{{experiment}} capacity"),
+                    Line(
+                        TARGETS.level("sum", Metrics.replay_start_missing, *EXPERIMENT),
+                        "{{experiment}} missing until training begins",
+                    ),
+                ),
+            ),
+            by(
+                "Share of each store in use",
+                "percentunit",
+                held / TARGETS.level("sum", Metrics.replay_capacity, *store),
+                "pod",
+                "A store whose line falls was lost.",
+            ),
+            one("Size of the stores' files", "bytes", TARGETS.level("sum", Metrics.replay_bytes, *EXPERIMENT)),
+            Panel(
+                "Age of transitions",
+                "short",
+                (
+                    Line(TARGETS.level("max", Metrics.replay_age, *store), "{{experiment}} {{pod}} drawn, on average"),
+                    Line(
+                        TARGETS.level("max", Metrics.replay_transitions, *store),
+                        "{{experiment}} {{pod}} the oldest in the store",
+                    ),
+                ),
+                "Env steps that the same process stored later. After the oldest it stored all others that it holds.",
+            ),
+            by("Transitions drawn a second", "short", TARGETS.rate(Metrics.replay_drawn, *store), "pod"),
+            by(
+                "Transitions evicted a second",
+                "short",
+                TARGETS.rate(Metrics.replay_evicted, *EXPERIMENT, "outcome"),
+                "outcome",
+                "Newer transitions replaced them.",
+            ),
+            Panel(
+                "Minibatches for each transition",
+                "short",
+                (
+                    Line(achieved.where_present(wanted), "{{experiment}}"),
+                    Line(wanted, "{{experiment}} wanted"),
+                ),
+                "Less than wanted while a store fills to `start`, more while training catches up.",
+            ),
+            Panel(
+                "Who waits",
+                "percentunit",
+                (
+                    Line(gathering.where_present(wanted), "{{experiment}} gathering: training is behind"),
+                    Line(training.where_present(wanted), "{{experiment}} training: nothing is due"),
+                ),
+                "Share of the time, on average over actors and over trainers.",
             ),
             Panel(
                 "Minibatches that training is behind",
@@ -114,6 +174,13 @@ def replay() -> Row:
                     Line(TARGETS.level("max", Metrics.train_steps_behind, *EXPERIMENT), "{{experiment}}"),
                     Line(TARGETS.level("max", Metrics.train_steps_behind_limit, *EXPERIMENT), "{{experiment}} limit"),
                 ),
+            ),
+            by(
+                "Buffer workers away",
+                "short",
+                TARGETS.level("sum", Metrics.replay_shards_away, *store),
+                "pod",
+                "Those of each trainer pod. It draws from the others meanwhile.",
             ),
         ),
     )

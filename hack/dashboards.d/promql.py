@@ -39,6 +39,12 @@ class Expression:
         """Return this query; series that it lacks come from the other."""
         return Expression(f"{self.text} or on ({', '.join(EXPERIMENT)}) {other.text}", (*self.metrics, *other.metrics))
 
+    def where_present(self, other: Expression) -> Expression:
+        """Return this query for the experiments of which the other has a series."""
+        return Expression(
+            f"({self.text}) and on ({', '.join(EXPERIMENT)}) ({other.text})", (*self.metrics, *other.metrics)
+        )
+
     def _with(self, operator: str, other: Expression) -> Expression:
         return Expression(f"({self.text}) {operator} ({other.text})", (*self.metrics, *other.metrics))
 
@@ -66,6 +72,12 @@ class Targets:
         """Return a counter's increase a second."""
         _expect(metric, "counter")
         return Expression(f"{aggregate} by ({', '.join(by)}) (rate({self.series(metric)}[{INTERVAL}]))", (metric,))
+
+    def rate_of_processes(self, metric: Declaration, label: str, *by: str) -> Expression:
+        """Return a counter's increase a second, summed over a label's values and averaged over the processes."""
+        _expect(metric, "counter")
+        of_each = f"sum without ({label}) (rate({self.series(metric)}[{INTERVAL}]))"
+        return Expression(f"avg by ({', '.join(by)}) ({of_each})", (metric,))
 
     def growth(self, metric: Declaration, window: str, *by: str) -> Expression:
         """Return a counter's increase in a window."""

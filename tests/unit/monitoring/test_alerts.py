@@ -47,6 +47,9 @@ WELL: dict[str, str | None] = {
     f"rlsrl_checkpoint_period_seconds{{{EXPERIMENT}}}": "10x180",
     f"rlsrl_train_steps_behind{{{EXPERIMENT}}}": "400x180",
     f"rlsrl_train_steps_behind_limit{{{EXPERIMENT}}}": "500x180",
+    f"rlsrl_replay_ratio_wanted{{{EXPERIMENT}}}": "0.1x180",
+    f"rlsrl_replay_start_missing_transitions{{{EXPERIMENT}}}": "0x180",
+    f"rlsrl_replay_shards_away{{{EXPERIMENT}}}": "0x180",
     f'rlsrl_replay_transitions{{{EXPERIMENT},pod="run-trainer-0",endpoint="http"}}': "0+6000x16 100000x163",
     'rlsrl_operator_failing_experiments{namespace="rlsrl-system",pod="o"}': "0x180",
     'rlsrl_operator_oldest_key_seconds{namespace="rlsrl-system",pod="o"}': "0.2x180",
@@ -67,6 +70,9 @@ STALLED = series("rlsrl_stalled_seconds")
 STORED_AT = series("rlsrl_durable_version_timestamp_seconds")
 STORE = series("rlsrl_replay_transitions")
 OTHER_STORE = STORE.replace("trainer-0", "trainer-1")
+SHARDS = [STORE.replace("trainer-0", f"buffer-{index}") for index in range(3)]
+SHARDS_AWAY = series("rlsrl_replay_shards_away")
+START_MISSING = series("rlsrl_replay_start_missing_transitions")
 LOST = f'rlsrl_ledger_transitions{{{EXPERIMENT},term="lost.receiver_died"}}'
 COORDINATOR = f'up{{{EXPERIMENT},role="coordinator"}}'
 OPERATOR = 'up{namespace="rlsrl-system",pod="o",role="operator"}'
@@ -134,6 +140,31 @@ SILENT: dict[str, Series] = {
         STORE: "90000x60 _x2 90000x117",
         OTHER_STORE: "90000x60 _x3 90000x116",
     },
+    "a buffer worker begins again with its store": {
+        STORE: None,
+        **dict.fromkeys(SHARDS, "90000x180"),
+        SHARDS[1]: "90000x60 _x5 90000x114",
+        SHARDS_AWAY: "0x60 1x5 0x114",
+    },
+    "a store fills for an hour before training begins": {
+        START_MISSING: "120000-2000x60 0x119",
+        TAKEN: "_x61 0+600x119",
+        SKIPPED: "_x61 0x119",
+    },
+    "a lost store fills for an hour before training goes on": {
+        START_MISSING: "0x40 120000-2000x60 0x79",
+        TAKEN: "0+600x40 24000x60 24000+600x79",
+        BEHIND: "400x40 400+600x60 36400-3000x12 400x67",
+    },
+    "gathering leads by as much as the bound allows": {
+        series("rlsrl_train_steps_behind_limit"): "1000000x180",
+        BEHIND: "0+590x180",
+        TAKEN: "0+10x180",
+    },
+    "env steps are slow: a training step takes place each hour": {
+        STEPS: "0+10x180",
+        TAKEN: "0x50 60x60 120x70",
+    },
     "a few minibatches are skipped": {SKIPPED: "0x60 30x120"},
     "versions are meant to be rare": {
         series("rlsrl_checkpoint_period_seconds"): "3600x180",
@@ -162,7 +193,17 @@ FIRING: dict[str, Sequence[Series]] = {
     "RlsrlMinibatchesSkipped": [{SKIPPED: "0x170 0+300x10"}],
     "RlsrlSamplesLost": [{LOST: "0x160 0+2000x20"}],
     "RlsrlTrainingBehindGathering": [{BEHIND: "400x140 4000x40"}],
-    "RlsrlReplayStoreLost": [{STORE: "90000x170 0+1000x10"}, {OTHER_STORE: "90000x170 0+1000x10"}],
+    "RlsrlReplayRatioStuck": [
+        {TAKEN: "0+600x140 84000x40"},
+        {TAKEN: None, SKIPPED: None},
+        {TAKEN: "0+600x100 60000x80", START_MISSING: "0x100 120000x80"},
+    ],
+    "RlsrlReplayShardAway": [{SHARDS_AWAY: "0x160 1x20"}],
+    "RlsrlReplayStoreLost": [
+        {STORE: "90000x170 0+1000x10"},
+        {OTHER_STORE: "90000x170 0+1000x10"},
+        {STORE: None, **dict.fromkeys(SHARDS, "90000x180"), SHARDS[1]: "90000x165 _x5 0+1000x10"},
+    ],
     "RlsrlPolicyLagExceeded": [{series("rlsrl_policy_lag_exceeded_total"): "0x170 1x10"}],
     "RlsrlOperatorAbsent": [{OPERATOR: "1x150 0x30"}, {OPERATOR: "1x150"}],
     "RlsrlReconcileFailing": [{series("rlsrl_operator_failing_experiments"): "0x160 1x20"}],

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from rlsrl.algorithms.learner import StepResult
 from rlsrl.buffers.replay.draws import PrioritizedDraws, UniformDraws
@@ -22,6 +23,7 @@ from rlsrl.buffers.replay.rows import IMPORTANCE, RowForm, rows_of
 from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.replay import SlotSource, empty_replay_store
 from rlsrl.testing.waiting import DEADLINE_SECONDS
 from rlsrl.workers.experience import TrainingBatch
@@ -78,7 +80,11 @@ class Bench:
         draws = (
             PrioritizedDraws(self.segments, exponent=1.0, offset=1e-9) if by_priority else UniformDraws(self.segments)
         )
-        self.store = LocalStore(store, draws=draws, form=FORM, drawing=drawing, ledger=self.ledger)
+        self.folder = folder
+        self.metrics = Metrics(CollectorRegistry())
+        self.store = LocalStore(
+            store, draws=draws, form=FORM, drawing=drawing, ledger=self.ledger, metrics=self.metrics
+        )
         self.granted: list[tuple[int, Version, int]] = []
         self.inserted = 0
         self.episodes: list[EndedEpisodes] = []
@@ -98,6 +104,7 @@ class Bench:
             drawing=drawing,
             grant=lambda *arguments: self.granted.append(arguments),
             ledger=self.ledger,
+            metrics=self.metrics,
             num_ranks=num_ranks,
         )
         self.step = 0
@@ -134,6 +141,11 @@ class Bench:
         self.experience.trained(batch, result_of(self.step, taken))
         self.experience.grant(Version(1, self.step))
         return batch
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
+    """Return the value of a metric; None: it was never set."""
+    return metrics.registry.get_sample_value(f"rlsrl_{name}", labels)
 
 
 @pytest.fixture
@@ -349,6 +361,41 @@ def test_another_pace_counts_from_now_on(make_bench: Callable[..., Bench]) -> No
     assert bench.experience.figures()["train_steps_behind"] == behind
     bench.experience.tune(Pace(updates_per_env_step=0.1, bound=1000.0, most_lanes=LANES))
     assert bench.experience.figures() == {**bench.experience.figures(), "train_steps_behind_limit": 1000.0}
+
+
+def test_a_store_shows_what_it_holds_draws_and_evicts(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(ratio=0.5, start=20, capacity=60)
+    shown = partial(sample, bench.metrics)
+    empty = {"replay_transitions": 0, "replay_capacity_transitions": 60, "replay_drawn_total": None}
+    assert {name: shown(name) for name in empty} == empty
+    assert shown("replay_bytes") == sum(each.stat().st_size for each in bench.folder.glob("*.store"))
+    num_drawn = 0
+    while shown("replay_evicted_total", outcome="trained") in (None, 0):
+        bench.gather()
+        if (batch := bench.train()) is not None:
+            num_drawn += len(batch.rows.keys)
+            assert shown("replay_age_steps") == batch.rows.mean_age
+    assert shown("replay_drawn_total") == num_drawn
+    assert shown("replay_transitions") == bench.segments.num_transitions == len(bench.held())
+    assert shown("replay_evicted_total", outcome="untrained") == bench.ledger.terms["evicted"]
+    evicted = sum(shown("replay_evicted_total", outcome=outcome) or 0 for outcome in ("trained", "untrained"))
+    assert evicted == bench.inserted - bench.segments.num_transitions
+
+
+def test_a_rank_shows_its_pace_and_what_is_missing_until_training_begins(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(ratio=0.5, start=20, num_ranks=2)
+    shown = partial(sample, bench.metrics)
+    assert (shown("replay_start_missing_transitions"), shown("replay_ratio_wanted")) == (20, 0.25)
+    bench.gather()
+    assert shown("replay_start_missing_transitions") == 20 - bench.inserted > 0
+    while bench.inserted < 40:
+        bench.gather()
+    assert shown("replay_start_missing_transitions") == 0
+    assert shown("train_steps_behind") == (bench.inserted - 20) * 0.5
+    assert bench.train() is not None
+    assert shown("train_steps_behind") == (bench.inserted - 20) * 0.5 - UPDATES
+    bench.experience.tune(Pace(updates_per_env_step=1.0, bound=70.0, most_lanes=LANES))
+    assert (shown("replay_ratio_wanted"), shown("train_steps_behind_limit")) == (0.5, 70)
 
 
 def test_what_arrives_while_training_must_wait_comes_without_rows(make_bench: Callable[..., Bench]) -> None:

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.wrappers import TimeLimit
+from prometheus_client import CollectorRegistry
 
 from rlsrl.algorithms.adam import Adam
 from rlsrl.algorithms.custom import Setup
@@ -22,6 +23,7 @@ from rlsrl.data.version import Version
 from rlsrl.policies.build import build_network
 from rlsrl.policies.networks import MlpActionValues
 from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.q_learning import QLearning
 from rlsrl.testing.replay import SlotSource, empty_replay_store
 from rlsrl.workers.replay_experience import ReplayExperience
@@ -92,8 +94,11 @@ def test_it_finds_the_exact_values_where_most_episodes_are_cut(tmp_path: Path) -
     granted: list[int] = []
     drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS)
     form = RowForm(num_steps=1, discount=DISCOUNT)
+    metrics = Metrics(CollectorRegistry())
     experience = ReplayExperience(
-        store=LocalStore(store, draws=UniformDraws(segments), form=form, drawing=drawing, ledger=Ledger()),
+        store=LocalStore(
+            store, draws=UniformDraws(segments), form=form, drawing=drawing, ledger=Ledger(), metrics=metrics
+        ),
         limiter=RatioLimiter(
             Pace(updates_per_env_step=0.5, bound=100.0, most_lanes=LANES), start=100, updates_per_step=UPDATES,
             steps_per_lane=STEPS,
@@ -101,6 +106,7 @@ def test_it_finds_the_exact_values_where_most_episodes_are_cut(tmp_path: Path) -
         drawing=drawing,
         grant=lambda lanes, version, room: granted.append(lanes),
         ledger=Ledger(),
+        metrics=metrics,
     )  # fmt: skip
     needs = AlgorithmNeeds(minibatch_size=ROWS, replay=ReplaySpec(), outputs="actionValues")
     settings = CustomAlgorithmSpec(factory="rlsrl.testing.q_learning:QLearning", needs=needs)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 from typing_extensions import override
 
 from rlsrl.algorithms.adam import Adam
@@ -25,6 +26,7 @@ from rlsrl.data.version import Version
 from rlsrl.policies.build import build_network
 from rlsrl.policies.networks import MlpActionValues
 from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.runtime.metrics import Metrics
 from rlsrl.testing.q_learning import QLearning
 from rlsrl.testing.replay import SlotSource, empty_replay_store
 from rlsrl.workers.experience import TrainingBatch
@@ -67,12 +69,21 @@ class Rank:
         pace = Pace(updates_per_env_step=1.0, bound=1000.0, most_lanes=LANES)
         drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS)
         form = RowForm(num_steps=N_STEP, discount=DISCOUNT, rewards=normalizer.rewards)
+        metrics = Metrics(CollectorRegistry())
         self.experience = ReplayExperience(
-            store=LocalStore(store, draws=UniformDraws(self.segments), form=form, drawing=drawing, ledger=Ledger()),
+            store=LocalStore(
+                store,
+                draws=UniformDraws(self.segments),
+                form=form,
+                drawing=drawing,
+                ledger=Ledger(),
+                metrics=metrics,
+            ),
             limiter=RatioLimiter(pace, start=start, updates_per_step=UPDATES, steps_per_lane=STEPS),
             drawing=drawing,
             grant=lambda *_: None,
             ledger=Ledger(),
+            metrics=metrics,
             normalizer=normalizer,
         )
         network = build_network(MlpActionValues, self.source.env_spec, {}, seed=0, outputs="actionValues")

@@ -167,11 +167,19 @@ class Rank:
         drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS, seed=rank)
         form = RowForm(num_steps=2, discount=0.9, rewards=normalizer.rewards)
         self.experience = ReplayExperience(
-            store=LocalStore(store, draws=UniformDraws(self.segments), form=form, drawing=drawing, ledger=ledger),
+            store=LocalStore(
+                store,
+                draws=UniformDraws(self.segments),
+                form=form,
+                drawing=drawing,
+                ledger=ledger,
+                metrics=context.metrics,
+            ),
             limiter=RatioLimiter(pace, start=START // RANKS, updates_per_step=UPDATES, steps_per_lane=STEPS),
             drawing=drawing,
             grant=self._grant,
             ledger=ledger,
+            metrics=context.metrics,
             num_ranks=RANKS,
             normalizer=normalizer,
         )
@@ -362,7 +370,7 @@ def resumed(folder: Path, num_ranks: int, rank: int, state: TrainerState | None,
     assert config.replay is not None
     consumer: Any = SimpleNamespace(grant=lambda *_: None)
     ledger: Any = SimpleNamespace(trained=lambda *_: None, dropped=lambda *_: None)
-    return replay_experience(config, config.replay, state, store, consumer, ledger, rank=rank)
+    return replay_experience(config, config.replay, context, state, store, consumer, ledger, rank=rank)
 
 
 def state_of(counts: Sequence[tuple[int, float]], updates: int) -> TrainerState:

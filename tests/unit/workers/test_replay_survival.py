@@ -177,7 +177,7 @@ class Life:
         if state is not None:
             self.normalizer.load_state_dict(state.arrays)
         self.experience = replay_experience(
-            config, run.replay, state, store, consumer, self.ledger, normalizer=self.normalizer
+            config, run.replay, context, state, store, consumer, self.ledger, normalizer=self.normalizer
         )
         self.env_steps = 0 if state is None else int(state.values["progress"])
         self.step = 0 if state is None else state.version.step

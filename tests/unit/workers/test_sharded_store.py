@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from rlsrl.algorithms.learner import StepResult
 from rlsrl.buffers.replay.draws import PrioritizedDraws
@@ -24,6 +25,7 @@ from rlsrl.data.specs import ArraySpec
 from rlsrl.data.version import Version
 from rlsrl.rpc.codec import Malformed
 from rlsrl.runtime.ledger import Held, TrainerLedger, balance
+from rlsrl.runtime.metrics import Metrics
 from rlsrl.streams.grpc_replay.messages import DrawRequest, Grant, ReplayCodec, Settle, Stored
 from rlsrl.testing.contexts import make_context
 from rlsrl.testing.replay import LinkedShards, SlotSource
@@ -78,7 +80,8 @@ class Node:
         self.ledger.resume(self.ledger.snapshot(), incarnation=self._lives, held=held, keeps=True)
         opened = OpenedStore(segments=self.segments, file=file, outlives=True, step=0, env_steps=0)
         draws = PrioritizedDraws(self.segments, exponent=1.0, offset=1e-3)
-        self.store = StoredTransitions(opened, draws=draws, form=FORM, ledger=self.ledger)
+        self.metrics = context.metrics
+        self.store = StoredTransitions(opened, draws=draws, form=FORM, ledger=self.ledger, metrics=self.metrics)
         self.shard = ReplayShard(
             self.store,
             index=self.index,
@@ -118,6 +121,7 @@ class Rank:
     ) -> None:
         """Connect all of its shards but those that are ``late``."""
         self.link = LinkedShards(nodes[0].codec)
+        self.metrics = Metrics(CollectorRegistry())
         self.store = ShardedStore(
             self.link,
             codec=nodes[0].codec,
@@ -126,6 +130,7 @@ class Rank:
             lanes_per_slot=LANES,
             step=step,
             state=state,
+            metrics=self.metrics,
         )
         self.arrived: Counter[str] = Counter()
         for node in nodes:
@@ -376,6 +381,41 @@ def test_a_shard_that_returns_has_what_its_file_has(
     assert rank.arrived["env_steps"] == sum(node.produced for node in nodes)
     for node in nodes:
         node.check()
+
+
+def test_each_shard_shows_its_own_store_and_the_rank_how_many_are_away(
+    make_nodes: Callable[..., list[Node]], lives: ExitStack, tmp_path: Path
+) -> None:
+    nodes = make_nodes(3)
+    late = nodes[2]
+    rank = Rank(*nodes, drawing=drawing_of(), late=[late])
+
+    def shown(metrics: Metrics, name: str) -> float | None:
+        return metrics.registry.get_sample_value(f"rlsrl_replay_{name}")
+
+    assert shown(rank.metrics, "shards_away") == 1
+    rank.link.connect(late.index, late.shard)
+    for node in nodes:
+        rank.post(node)
+    assert shown(rank.metrics, "shards_away") == 0
+    rank.train(1)
+    assert rank.has_rows(1)
+    for node in nodes:
+        assert shown(node.metrics, "transitions") == node.segments.num_transitions > 0
+    drawn = [shown(node.metrics, "drawn_total") or 0 for node in nodes]
+    requested = [each.num_rows for each in rank.link.requests if isinstance(each, DrawRequest)]
+    assert sum(drawn) == sum(requested) == 2 * UPDATES * ROWS
+    assert shown(rank.metrics, "transitions") is None, "a sum over all processes counts each store once"
+    held = [node.segments.num_transitions for node in nodes]
+    lives.close()
+    (tmp_path / "1.store").unlink()
+    for node in nodes:
+        rank.link.cut(node.index)
+    rank.insert()
+    assert shown(rank.metrics, "shards_away") == 3
+    for node in nodes:
+        node.begin(lives)
+    assert [shown(node.metrics, "transitions") for node in nodes] == [held[0], 0, held[2]]
 
 
 def test_lanes_are_given_by_whole_slots_to_the_shard_with_the_fewest(make_nodes: Callable[..., list[Node]]) -> None:
@@ -690,6 +730,7 @@ def experience_of(
         drawing=drawing_of(),
         grant=rank.store.grant,
         ledger=unused,
+        metrics=rank.metrics,
         counted=rank.store.env_steps,
     )
 

@@ -167,10 +167,65 @@ class Metrics:
         roles=(TRAINER,),
     )
     replay_transitions = _Declared(
-        Gauge, "replay_transitions", "Transitions in the replay store.", unit="transitions", roles=(TRAINER,)
+        Gauge,
+        "replay_transitions",
+        "Transitions in the replay store of this process.",
+        unit="transitions",
+        roles=(TRAINER, BUFFER),
+    )
+    replay_capacity = _Declared(
+        Gauge,
+        "replay_capacity_transitions",
+        "Transitions for which the replay store of this process has room.",
+        unit="transitions",
+        roles=(TRAINER, BUFFER),
+    )
+    replay_bytes = _Declared(
+        Gauge,
+        "replay_bytes",
+        "Size of the file of this process's replay store, which is allocated whole at the start.",
+        unit="bytes",
+        roles=(TRAINER, BUFFER),
     )
     replay_age = _Declared(
-        Gauge, "replay_age_steps", "Mean env steps stored after what a step drew.", unit="steps", roles=(TRAINER,)
+        Gauge,
+        "replay_age_steps",
+        "Mean number of env steps that were stored in this process after the transitions of the last draw.",
+        unit="steps",
+        roles=(TRAINER, BUFFER),
+    )
+    replay_drawn = _Declared(
+        Counter,
+        "replay_drawn_total",
+        "Transitions drawn from the replay store of this process. Each draw of the same transition counts.",
+        roles=(TRAINER, BUFFER),
+    )
+    replay_evicted = _Declared(
+        Counter,
+        "replay_evicted_total",
+        "Transitions that newer ones replaced in the store of this process, by whether they were ever trained "
+        "(trained, untrained).",
+        labels=("outcome",),
+        roles=(TRAINER, BUFFER),
+    )
+    replay_shards_away = _Declared(
+        Gauge,
+        "replay_shards_away",
+        "Buffer workers with a part of this rank's replay store that are not connected.",
+        roles=(TRAINER,),
+    )
+    replay_start_missing = _Declared(
+        Gauge,
+        "replay_start_missing_transitions",
+        "Transitions that this rank's store lacks until training begins (replay.start); 0 from then on.",
+        unit="transitions",
+        roles=(TRAINER,),
+    )
+    replay_ratio_wanted = _Declared(
+        Gauge,
+        "replay_ratio_wanted",
+        "Minibatches to make for each transition of all actors: pacing.trainStepsPerEnvStep.",
+        roles=(TRAINER,),
     )
     train_steps_behind = _Declared(
         Gauge, "train_steps_behind", "Minibatches due for what was gathered, and not trained yet.", roles=(TRAINER,)

@@ -20,6 +20,7 @@ from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.metrics import Metrics
 from rlsrl.workers.experience import BATCH, BUFFER_WORKERS, Experience, TrainingBatch
 from rlsrl.workers.progress import Progress, StopConditions
 from rlsrl.workers.replay_store import Drawing, ReplayStore
@@ -74,6 +75,7 @@ class ReplayExperience(Experience):
         drawing: Drawing,
         grant: Callable[[int, Version, int], None],
         ledger: TrainingLedger,
+        metrics: Metrics,
         counted: int = 0,
         uncounted: SampleMoments | None = None,
         num_ranks: int = 1,
@@ -87,6 +89,7 @@ class ReplayExperience(Experience):
             drawing: What ``store`` draws for a training step.
             grant: Grants credits, see ``SampleConsumer.grant``.
             ledger: For checkpoints.
+            metrics: Show the pace. The store shows what it holds, in this process or in buffer workers.
             counted: Env steps of this rank that the run's progress contains. The store may hold more: a former life
                 stored them after the checkpoint.
             uncounted: What statistics learn from those further env steps.
@@ -101,6 +104,7 @@ class ReplayExperience(Experience):
         self._normalizer = normalizer if normalizer is not None else ReplayNormalizer()
         self._grant = grant
         self._ledger = ledger
+        self._metrics = metrics
         self._counted = counted
         """Env steps of this rank that the run's progress contains: those of batches that were trained or passed."""
         self._changed = threading.Condition()
@@ -122,6 +126,14 @@ class ReplayExperience(Experience):
         self._closed = False
         self._age: float | None = None
         """Mean number of env steps that were stored after the transitions of the last draw."""
+        self._show_pace()
+
+    def _show_pace(self) -> None:
+        metrics, limiter = self._metrics, self._limiter
+        metrics.replay_start_missing.set(limiter.start_missing)
+        metrics.replay_ratio_wanted.set(limiter.ratio / self._num_ranks)
+        metrics.train_steps_behind.set(limiter.debt)
+        metrics.train_steps_behind_limit.set(limiter.bound)
 
     @override
     def receive(self, slots: Sequence[Slot], *, oldest_outstanding: int | None) -> None:
@@ -154,6 +166,7 @@ class ReplayExperience(Experience):
                 self._arrived.append((arrival.env_steps, arrival.episodes))
             if arrival.oldest_version is not None:
                 self._note_age(arrival.oldest_version)
+        self._show_pace()
         self._changed.notify_all()
 
     def _note_age(self, oldest: Version) -> None:
@@ -262,6 +275,7 @@ class ReplayExperience(Experience):
             self._counted += batch.env_steps
             self._end_is_set = False
             self._limiter.trained()
+            self._show_pace()
             return self._store.settle(settlement)
 
     @override
@@ -313,6 +327,7 @@ class ReplayExperience(Experience):
         assert pace is not None, "transitions are replayed"
         with self._changed:
             self._limiter.tune(replace(pace, bound=max(pace.bound, self._limiter.least_bound(pace))))
+            self._show_pace()
 
     @override
     def figures(self) -> Mapping[str, float]:

@@ -15,6 +15,7 @@ from typing_extensions import override
 from rlsrl.buffers.replay.draws import Draws
 from rlsrl.buffers.replay.rows import RowForm
 from rlsrl.data.slots import Slot
+from rlsrl.runtime.metrics import Metrics
 from rlsrl.workers.stored_transitions import Arrival, DrawnRows, OpenedStore, Settlement, StoredTransitions
 from rlsrl.workers.training_ledger import TrainingLedger
 
@@ -79,10 +80,17 @@ class LocalStore(StoredTransitions, ReplayStore):
     """The store of a rank that keeps its transitions in its own process."""
 
     def __init__(
-        self, opened: OpenedStore, *, draws: Draws, form: RowForm, drawing: Drawing, ledger: TrainingLedger
+        self,
+        opened: OpenedStore,
+        *,
+        draws: Draws,
+        form: RowForm,
+        drawing: Drawing,
+        ledger: TrainingLedger,
+        metrics: Metrics,
     ) -> None:
         """See ``StoredTransitions``; ``drawing``: of each training step."""
-        super().__init__(opened, draws=draws, form=form, ledger=ledger)
+        super().__init__(opened, draws=draws, form=form, ledger=ledger, metrics=metrics)
         self._drawing = drawing
 
     @property

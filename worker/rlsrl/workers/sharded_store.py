@@ -18,6 +18,7 @@ from typing_extensions import override
 from rlsrl.buffers.replay.shards import Allotment
 from rlsrl.data.slots import Slot
 from rlsrl.data.version import INITIAL, Version
+from rlsrl.runtime.metrics import Metrics
 from rlsrl.streams.grpc_replay.messages import (
     DrawRequest,
     Grant,
@@ -122,6 +123,7 @@ class ShardedStore(ReplayStore):
         lanes_per_slot: int,
         step: int = 0,
         state: Mapping[str, Any] | None = None,
+        metrics: Metrics,
     ) -> None:
         """Begin without a connection.
 
@@ -133,6 +135,7 @@ class ShardedStore(ReplayStore):
             lanes_per_slot: Lanes of each actor's slots.
             step: The training step from which the rank resumes: the shards forget what was trained after it.
             state: What ``state_dict`` returned for that step; it may tell of other ranks' shards, too.
+            metrics: The rank's.
         """
         self._connections = shards
         self._codec = codec
@@ -151,6 +154,8 @@ class ShardedStore(ReplayStore):
         """The last trial of each step for which rows were requested."""
         self._num_trained = 0
         """Transitions first trained of which the shards have told since the last ``settle``."""
+        self._shards_away = metrics.replay_shards_away
+        self._shards_away.set(len(self._shards))
 
     @property
     @override
@@ -216,6 +221,7 @@ class ShardedStore(ReplayStore):
                 shard.unsettled.popleft()
         if shard is not None and isinstance(message, ShardContent):
             shard.content = ShardContent(mass=message.mass, num_transitions=message.num_transitions)
+        self._shards_away.set(len(self._shards) - len(self._contents))
 
     def _met(self, index: int, shard: _Shard, hello: ShardHello) -> Arrival:
         """Welcome a shard, and return what it has stored since it was last heard."""

@@ -15,12 +15,13 @@ from rlsrl.buffers.replay.draws import Draws
 from rlsrl.buffers.replay.layout import FIRST_TRAINED
 from rlsrl.buffers.replay.rows import RowForm, rows_of
 from rlsrl.buffers.replay.segments import Indices, Segments
-from rlsrl.buffers.replay.store_file import StoreFile
+from rlsrl.buffers.replay.store_file import StoreFile, file_bytes
 from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.slots import Slot
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.runtime.ledger import Held
+from rlsrl.runtime.metrics import Metrics
 from rlsrl.workers.training_ledger import TrainingLedger
 
 
@@ -99,13 +100,15 @@ class OpenedStore:
 
 
 class StoredTransitions:
-    """Segments in this process, the draws from them, and the ledger that counts what they hold.
+    """Segments in this process, the draws from them, and the ledger and the metrics that count what they hold.
 
     A transition counts as trained with the first update that it is drawn for.
     """
 
-    def __init__(self, opened: OpenedStore, *, draws: Draws, form: RowForm, ledger: TrainingLedger) -> None:
-        """Use opened segments; ``form``: of the rows that are drawn."""
+    def __init__(
+        self, opened: OpenedStore, *, draws: Draws, form: RowForm, ledger: TrainingLedger, metrics: Metrics
+    ) -> None:
+        """Use opened segments; ``form``: of the rows that are drawn; ``metrics``: of this process."""
         self.segments = opened.segments
         self.draws = draws
         self._opened = opened
@@ -113,6 +116,10 @@ class StoredTransitions:
         self._ledger = ledger
         self._is_kept = False
         """Whether a later life uses the store, once ``give_up`` was called."""
+        self._metrics = metrics
+        metrics.replay_transitions.set(self.num_transitions)
+        metrics.replay_capacity.set(self.segments.layout.num_places)
+        metrics.replay_bytes.set(file_bytes(self.segments.layout))
 
     @property
     def env_steps(self) -> int:
@@ -132,6 +139,9 @@ class StoredTransitions:
         inserted = self.segments.insert(slot)
         self.draws.inserted(inserted.numbers)
         self._ledger.dropped("evicted", inserted.num_evicted_untrained)
+        self._metrics.replay_transitions.set(self.num_transitions)
+        self._metrics.replay_evicted.labels(outcome="trained").inc(inserted.num_evicted)
+        self._metrics.replay_evicted.labels(outcome="untrained").inc(inserted.num_evicted_untrained)
         return Arrival(
             env_steps=inserted.num_transitions,
             lanes=slot.num_lanes,
@@ -145,6 +155,8 @@ class StoredTransitions:
         drawn = self.draws.draw(num_rows, rng)
         rows = rows_of(self.segments, drawn.keys, self._form)
         age = self.segments.mean_age(drawn.keys)
+        self._metrics.replay_drawn.inc(num_rows)
+        self._metrics.replay_age.set(age)
         return DrawnRows(arrays=rows, keys=drawn.keys, share=drawn.share, mean_age=age)
 
     def settle(self, settlement: Settlement) -> int:

@@ -366,7 +366,7 @@ class TrainingThread:
         _show_step(self._context.metrics, result, policy_lag, most=self._experience.max_policy_lag)
         self._look_ahead()
         lag = float(max(part["policy_lag"] for part in parts))
-        scalars = _scalars(self._progress, self._experience, self._context.metrics)
+        scalars = _scalars(self._progress, self._experience)
         of_step = {f"train/{name}": value for name, value in result.metrics.items()}
         self._unreported = scalars | {"policy_lag": lag} | of_step
         if self._settings.cadence.report.check():
@@ -384,7 +384,7 @@ class TrainingThread:
         self._look_ahead()
         if self._settings.cadence.report.check():
             self._report()
-            self._context.report_stats(_scalars(self._progress, self._experience, self._context.metrics))
+            self._context.report_stats(_scalars(self._progress, self._experience))
 
     def _count_gathered(self, batch: TrainingBatch, **values: float) -> list[dict[str, Any]]:
         """Count all ranks' env steps and episodes. Return the ranks' answers, with these values in them."""
@@ -445,21 +445,10 @@ def _show_episodes(metrics: Metrics, episodes: EndedEpisodes, progress: Progress
             metrics.episode_info_mean.labels(key=key).set(mean)
 
 
-def _show_replay(metrics: Metrics, figures: Mapping[str, float]) -> None:
-    if figures:
-        metrics.replay_transitions.set(figures["replay_transitions"])
-        metrics.train_steps_behind.set(figures["train_steps_behind"])
-        metrics.train_steps_behind_limit.set(figures["train_steps_behind_limit"])
-    if (age := figures.get("replay_age")) is not None:
-        metrics.replay_age.set(age)
-
-
-def _scalars(progress: Progress, experience: Experience, metrics: Metrics) -> dict[str, float]:
-    """Return what a row of the learning curve says of the whole run. Show the experience's figures as metrics, too."""
-    figures = experience.figures()
-    _show_replay(metrics, figures)
+def _scalars(progress: Progress, experience: Experience) -> dict[str, float]:
+    """Return what a row of the learning curve says of the whole run."""
     scalars = {
-        **figures,
+        **experience.figures(),
         "env_steps": float(progress.env_steps),
         "train_steps": float(progress.train_steps),
         "episodes": float(progress.num_episodes),

@@ -93,6 +93,16 @@ class RatioLimiter:
         return self._pace.bound
 
     @property
+    def ratio(self) -> float:
+        """The updates that each further env step of this rank makes due."""
+        return self._pace.updates_per_env_step
+
+    @property
+    def start_missing(self) -> int:
+        """Env steps that the present store lacks until training may begin; 0 from then on."""
+        return max(0, self._least_fresh - self._fresh)
+
+    @property
     def takes_turns(self) -> bool:
         """Whether lanes are gathered while training waits, and training goes on while none is gathered."""
         return self._pace.lanes_in_turn is not None
@@ -105,7 +115,7 @@ class RatioLimiter:
     @property
     def may_train(self) -> bool:
         """Whether a training step may begin."""
-        return self._fresh >= self._least_fresh and self.debt >= self._updates_per_step - ROUNDING
+        return not self.start_missing and self.debt >= self._updates_per_step - ROUNDING
 
     def take(self) -> int:
         """Return how many lanes may be granted now, and count them as granted."""

@@ -97,6 +97,7 @@ def _counts_without_debt(state: TrainerState, num_ranks: int) -> Mapping[str, An
 def replay_experience(
     config: TrainerConfig,
     replay: ReplayConfig,
+    context: WorkerContext,
     state: TrainerState | None,
     opened: OpenedStore,
     consumer: SampleConsumer,
@@ -119,11 +120,12 @@ def replay_experience(
     normalizer = normalizer or ReplayNormalizer()
     form = row_form_of(config.algorithm.chosen, rewards=normalizer.rewards)
     return ReplayExperience(
-        store=LocalStore(opened, draws=draws, form=form, drawing=drawing, ledger=ledger),
+        store=LocalStore(opened, draws=draws, form=form, drawing=drawing, ledger=ledger, metrics=context.metrics),
         limiter=limiter,
         drawing=drawing,
         grant=consumer.grant,
         ledger=ledger,
+        metrics=context.metrics,
         counted=opened.env_steps,
         uncounted=moments_of_uncounted(opened, normalizer),
         num_ranks=config.num_trainers,

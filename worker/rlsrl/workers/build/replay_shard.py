@@ -101,4 +101,5 @@ def open_shard_store(
         draws=draws_from(opened.segments, algorithm.draws_from),
         form=row_form_of(algorithm, rewards),
         ledger=ledger,
+        metrics=context.metrics,
     )

@@ -100,6 +100,7 @@ def open_sharded_replay(
         lanes_per_slot=replay.most_lanes,
         step=0 if state is None else state.version.step,
         state={"arrived": counted if counts is None else counts.get("arrived", counted), "shards": known},
+        metrics=context.metrics,
     )
     limiter = limiter_of(config, replay)
     if counts is not None:
@@ -111,6 +112,7 @@ def open_sharded_replay(
         drawing=drawing,
         grant=samples.grant,
         ledger=ledger,
+        metrics=context.metrics,
         counted=counted,
         num_ranks=config.num_trainers,
     )

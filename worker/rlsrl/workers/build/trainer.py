@@ -462,11 +462,12 @@ def _samples(
     if config.replay is not None and config.replay.num_shards:
         return open_sharded_replay(config, config.replay, context, state, layout, ledger, resources, rank=rank)
     consumer = _open_consumer(config, context, layout, ledger, resources)
-    return consumer, _experience(config, state, store, layout, consumer, ledger, learner, rank=rank)
+    return consumer, _experience(config, context, state, store, layout, consumer, ledger, learner, rank=rank)
 
 
 def _experience(
     config: TrainerConfig,
+    context: WorkerContext,
     state: TrainerState | None,
     store: OpenedStore | None,
     layout: SlotLayout,
@@ -480,7 +481,7 @@ def _experience(
         normalizer = learner.normalizer
         assert isinstance(normalizer, ReplayNormalizer), "the algorithm replays"
         return replay_experience(
-            config, config.replay, state, store, consumer, ledger, rank=rank, normalizer=normalizer
+            config, config.replay, context, state, store, consumer, ledger, rank=rank, normalizer=normalizer
         )
     limiter = RateLimiter(batch_lanes=config.lanes_per_rank, max_policy_lag=config.max_policy_lag)
     if state is not None:
