@@ -41,7 +41,8 @@ spec:
     custom:
       factory: rlsrl.testing.q_learning:QLearning
       needs: {minibatchSize: 64, outputs: actionValues, replay: {capacity: 20000, start: 500}}
-  actors: {environments: 8, rolloutLength: 16}
+  actors: {replicas: 2, environments: 8, rolloutLength: 16}
+  bufferWorkers: {replicas: 2}
   pacing: {trainStepsPerEnvStep: 0.1}
   stop: {envSteps: 100000000}
 """
@@ -98,7 +99,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 @pytest.fixture(scope="module")
 def prometheus_of_replay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes a live run that replays."""
+    """A Prometheus that scrapes a live run that replays from two buffer workers."""
     folder = tmp_path_factory.mktemp("replay")
     with Desk(folder, REPLAYS).begin() as run:
         run.until(run.is_complete, "all processes at work")
@@ -125,6 +126,28 @@ def test_a_panel_shows_data(request: pytest.FixtureRequest, panel: str, query: s
     found = until(lambda: prometheus.query(with_values(query)), f"{panel}: {with_values(query)}")
     for labels in found:
         assert dict(labels)["experiment"] == "live"
+
+
+def test_each_replay_store_reports_itself(prometheus_of_replay: Prometheus) -> None:
+    stores = {"live-buffer-0", "live-buffer-1"}
+
+    def is_of_each(name: str) -> bool:
+        series = prometheus_of_replay.query(f"rlsrl_{name}")
+        return {dict(labels)["pod"] for labels, value in series.items() if value} == stores
+
+    for name in ("replay_transitions", "replay_capacity_transitions", "replay_bytes", "replay_drawn_total"):
+        until(partial(is_of_each, name), f"{name} of {stores}")
+
+
+def test_the_ratio_is_the_one_that_is_wanted(prometheus_of_replay: Prometheus) -> None:
+    (panel,) = (each for each in DASHBOARD["panels"] if each["title"] == "Minibatches for each transition")
+    achieved, wanted = (with_values(target["expr"]) for target in panel["targets"])
+
+    def is_near() -> bool:
+        values = [list(prometheus_of_replay.query(query).values()) for query in (achieved, wanted)]
+        return values[1] == [0.1] and len(values[0]) == 1 and abs(values[0][0] - 0.1) < 0.02
+
+    until(is_near, "0.1 minibatches for each transition")
 
 
 def test_the_variables_have_values(prometheus: Prometheus) -> None:
