@@ -95,7 +95,79 @@ class _Declared(Generic[Instrument]):
         return instance.instrument(self.declaration, self._make)
 
 
-class Metrics:
+class ReplayMetrics:
+    """The part of ``Metrics`` about replay stores, and the pace of training from them."""
+
+    replay_transitions = _Declared(
+        Gauge,
+        "replay_transitions",
+        "Transitions in the replay store of this process.",
+        unit="transitions",
+        roles=(TRAINER, BUFFER),
+    )
+    replay_capacity = _Declared(
+        Gauge,
+        "replay_capacity_transitions",
+        "Transitions for which the replay store of this process has room.",
+        unit="transitions",
+        roles=(TRAINER, BUFFER),
+    )
+    replay_bytes = _Declared(
+        Gauge,
+        "replay_bytes",
+        "Size of the file of this process's replay store, which is allocated whole at the start.",
+        unit="bytes",
+        roles=(TRAINER, BUFFER),
+    )
+    replay_age = _Declared(
+        Gauge,
+        "replay_age_steps",
+        "Mean number of env steps that were stored in this process after the transitions of the last draw.",
+        unit="steps",
+        roles=(TRAINER, BUFFER),
+    )
+    replay_drawn = _Declared(
+        Counter,
+        "replay_drawn_total",
+        "Transitions drawn from the replay store of this process. Each draw of the same transition counts.",
+        roles=(TRAINER, BUFFER),
+    )
+    replay_evicted = _Declared(
+        Counter,
+        "replay_evicted_total",
+        "Transitions that newer ones replaced in the store of this process, by whether they were ever trained "
+        "(trained, untrained).",
+        labels=("outcome",),
+        roles=(TRAINER, BUFFER),
+    )
+    replay_shards_away = _Declared(
+        Gauge,
+        "replay_shards_away",
+        "Buffer workers with a part of this rank's replay store that are not connected.",
+        roles=(TRAINER,),
+    )
+    replay_start_missing = _Declared(
+        Gauge,
+        "replay_start_missing_transitions",
+        "Transitions that this rank's store lacks until training begins (replay.start); 0 from then on.",
+        unit="transitions",
+        roles=(TRAINER,),
+    )
+    replay_ratio_wanted = _Declared(
+        Gauge,
+        "replay_ratio_wanted",
+        "Minibatches to make for each transition of all actors: pacing.trainStepsPerEnvStep.",
+        roles=(TRAINER,),
+    )
+    train_steps_behind = _Declared(
+        Gauge, "train_steps_behind", "Minibatches due for what was gathered, and not trained yet.", roles=(TRAINER,)
+    )
+    train_steps_behind_limit = _Declared(
+        Gauge, "train_steps_behind_limit", "Minibatches behind with which actors must wait.", roles=(TRAINER,)
+    )
+
+
+class Metrics(ReplayMetrics):
     """The instruments of one process, on the registry it was given. Any thread may use them."""
 
     env_steps = _Declared(Counter, "env_steps_total", "Environment steps that produced a transition.", roles=(ACTOR,))
@@ -165,73 +237,6 @@ class Metrics:
         "policy_lag_exceeded_total",
         "Batches whose oldest action lagged by more than pacing.maxPolicyLag. It must stay 0.",
         roles=(TRAINER,),
-    )
-    replay_transitions = _Declared(
-        Gauge,
-        "replay_transitions",
-        "Transitions in the replay store of this process.",
-        unit="transitions",
-        roles=(TRAINER, BUFFER),
-    )
-    replay_capacity = _Declared(
-        Gauge,
-        "replay_capacity_transitions",
-        "Transitions for which the replay store of this process has room.",
-        unit="transitions",
-        roles=(TRAINER, BUFFER),
-    )
-    replay_bytes = _Declared(
-        Gauge,
-        "replay_bytes",
-        "Size of the file of this process's replay store, which is allocated whole at the start.",
-        unit="bytes",
-        roles=(TRAINER, BUFFER),
-    )
-    replay_age = _Declared(
-        Gauge,
-        "replay_age_steps",
-        "Mean number of env steps that were stored in this process after the transitions of the last draw.",
-        unit="steps",
-        roles=(TRAINER, BUFFER),
-    )
-    replay_drawn = _Declared(
-        Counter,
-        "replay_drawn_total",
-        "Transitions drawn from the replay store of this process. Each draw of the same transition counts.",
-        roles=(TRAINER, BUFFER),
-    )
-    replay_evicted = _Declared(
-        Counter,
-        "replay_evicted_total",
-        "Transitions that newer ones replaced in the store of this process, by whether they were ever trained "
-        "(trained, untrained).",
-        labels=("outcome",),
-        roles=(TRAINER, BUFFER),
-    )
-    replay_shards_away = _Declared(
-        Gauge,
-        "replay_shards_away",
-        "Buffer workers with a part of this rank's replay store that are not connected.",
-        roles=(TRAINER,),
-    )
-    replay_start_missing = _Declared(
-        Gauge,
-        "replay_start_missing_transitions",
-        "Transitions that this rank's store lacks until training begins (replay.start); 0 from then on.",
-        unit="transitions",
-        roles=(TRAINER,),
-    )
-    replay_ratio_wanted = _Declared(
-        Gauge,
-        "replay_ratio_wanted",
-        "Minibatches to make for each transition of all actors: pacing.trainStepsPerEnvStep.",
-        roles=(TRAINER,),
-    )
-    train_steps_behind = _Declared(
-        Gauge, "train_steps_behind", "Minibatches due for what was gathered, and not trained yet.", roles=(TRAINER,)
-    )
-    train_steps_behind_limit = _Declared(
-        Gauge, "train_steps_behind_limit", "Minibatches behind with which actors must wait.", roles=(TRAINER,)
     )
     step_seconds = _Declared(
         Histogram, "step_seconds", "Duration of Learner.step.", unit="seconds", buckets=_SECONDS, roles=(TRAINER,)
@@ -431,8 +436,8 @@ class Metrics:
 
     @classmethod
     def declared(cls) -> tuple[Declaration, ...]:
-        """Return all declarations in the order of the table; ``LEDGER_TRANSITIONS`` is the last."""
-        attributes = vars(cls).values()
+        """Return all declarations in the order of the table, then replay's; ``LEDGER_TRANSITIONS`` is the last."""
+        attributes = (each for owner in cls.__mro__ for each in vars(owner).values())
         return (*(metric.declaration for metric in attributes if isinstance(metric, _Declared)), LEDGER_TRANSITIONS)
 
     def instrument(self, declaration: Declaration, make: type[Instrument]) -> Instrument:
