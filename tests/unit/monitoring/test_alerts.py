@@ -131,6 +131,7 @@ SILENT: dict[str, Series] = {
     "a trainer dies shortly before a pause": {**PAUSED, RESTARTS: "0x57 1x122", LOST: "0x57 2048x122"},
     "a trainer dies during a pause": {**PAUSED, RESTARTS: "0x100 1x79", LOST: "0x100 2048x79"},
     "a trainer dies shortly before the end of a pause": {**PAUSED, RESTARTS: "0x164 1x15", LOST: "0x164 2048x15"},
+    "trainers are paused, and actors gather as much as the bound allows": {**PAUSED, STEPS: "0+6000x180"},
     "a run is paused while it catches up after a rollback": {**PAUSED, BEHIND: "400x50 4000-150x9 2500x119"},
     "a run stands still for three minutes": {STALLED: "0x60 60+60x2 0x117"},
     "the server of the environments starts again": {series("rlsrl_environment_server_waits"): "0x60 8x3 0x117"},
