@@ -76,18 +76,52 @@ def test_a_store_is_its_former_owners_until_the_ledger_is_the_new_ones(path: Pat
     assert StoreFile.open(path, LAYOUT, former=OWNER, owner=OWNER + 5).why_empty is not None
 
 
-def test_after_the_machine_stopped_only_a_closed_store_is_believed(
+def test_after_the_machine_stopped_a_store_is_in_doubt_unless_it_was_closed(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(path, close=True)
     with monkeypatch.context() as patch:
         start_anew(tmp_path, patch)
         found = StoreFile.open(path, LAYOUT, former=OWNER, owner=OWNER + 1)
-        assert (found.why_empty, bytes(found.content[:4])) == (None, b"kept")
-    assert (
-        StoreFile.open(path, LAYOUT, former=OWNER + 1, owner=OWNER + 2).why_empty
-        == "it was not closed, and the machine has stopped since, or the disk was moved to this one"
-    )
+        assert (found.why_empty, found.is_in_doubt, bytes(found.content[:4])) == (None, False, b"kept")
+    for former in (OWNER + 1, None):  # the ledger's page may be lost, too
+        found = StoreFile.open(path, LAYOUT, former=former, owner=OWNER + 2)
+        assert (found.why_empty, found.is_in_doubt, bytes(found.content[:4])) == (None, True, b"kept")
+
+
+def test_a_store_stays_in_doubt_until_it_was_checked(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(path)
+    start_anew(tmp_path, monkeypatch)
+    for number in range(1, 3):  # each is killed while it checks
+        assert StoreFile.open(path, LAYOUT, former=OWNER, owner=OWNER + number).is_in_doubt
+    StoreFile.open(path, LAYOUT, former=OWNER, owner=OWNER + 3).believe()
+    found = StoreFile.open(path, LAYOUT, former=OWNER + 3, owner=OWNER + 4)
+    assert (found.why_empty, found.is_in_doubt) == (None, False)
+
+
+def test_a_store_of_another_layout_is_not_in_doubt_but_empty(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(path)
+    start_anew(tmp_path, monkeypatch)
+    found = StoreFile.open(path, OTHER_LAYOUT, former=OWNER, owner=OWNER + 1)
+    assert (found.why_empty, found.is_in_doubt) == ("the spec asks for another one", False)
+
+
+def test_a_store_is_written_back_while_it_is_used_and_when_it_is_closed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    file = StoreFile.open(path, LAYOUT, former=None, owner=OWNER)
+    file.write_back()
+    file.close()
+    assert synced == [path.stat().st_ino] * 2
+    file.remove()
+    file.write_back()
+    assert len(synced) == 2, "a removed file needs no disk"
 
 
 def test_a_disk_without_room_is_an_error_and_leaves_no_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from rlsrl.algorithms.normalizer import ReplayNormalizer, normalizable
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import Placement, cluster_placement, local_placement
 from rlsrl.api.resolve import resolve
+from rlsrl.buffers.replay import store_file
 from rlsrl.buffers.replay.draws import PrioritizedDraws
 from rlsrl.buffers.replay.layout import MARK, PRIORITY
 from rlsrl.buffers.replay.ratio import Pace
@@ -331,6 +332,39 @@ def test_statistics_learn_once_from_each_transition_through_kills(
             assert state[f"{name}/count"] == len(samples)
             np.testing.assert_allclose(state[f"{name}/mean"], samples.mean(0), rtol=1e-10, atol=1e-12)
             np.testing.assert_allclose(state[f"{name}/squares"], samples.var(0) * len(samples), rtol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_machine_that_stops_again_and_again_costs_what_its_disk_lacks(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk has each part of the store as it was when it was last written back, or later."""
+    run, rng = Run(tmp_path), random.Random(seed)
+    boot, path = tmp_path / "boot_id", tmp_path / "replay" / "trainer-0.store"
+    monkeypatch.setattr(store_file, "_BOOT", boot)
+    held, found = [0], []
+    for number in range(8):
+        boot.write_text(str(number) * 36)
+        with run.live() as life:
+            life.check()
+            found.append(life.store.segments.num_transitions)
+            assert life.counters.get("in_buffer", 0) == 0, "all that it held counts as lost"
+            assert life.env_steps == life.store.segments.env_steps, "nothing is gathered twice"
+            disk = path.read_bytes()
+            for _ in range(rng.randint(40, 80)):
+                if life.work() and rng.random() < 0.3:
+                    life.save()
+                if rng.random() < 0.2:
+                    life.store.write_back()
+                    disk = path.read_bytes()
+            life.check()
+            held.append(life.store.segments.num_transitions)
+        newest = path.read_bytes()
+        parts = [rng.choice((disk, newest))[start : start + 256] for start in range(0, len(disk), 256)]
+        path.with_suffix(".disk").write_bytes(b"".join(parts))
+        path.with_suffix(".disk").replace(path)
+    assert all(now <= before for now, before in zip(found, held, strict=False))
+    assert 0 < sum(found) < sum(held[:-1])
 
 
 def saved(run: Run) -> dict[str, int]:

@@ -6,7 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import cluster_placement
@@ -19,7 +21,8 @@ from rlsrl.testing.contexts import RecordingSession, make_context
 from rlsrl.testing.replay import SlotSource
 from rlsrl.workers.build.replay_shard import open_shard_store
 from rlsrl.workers.build.store_files import discard_stores
-from rlsrl.workers.stored_transitions import StoredTransitions
+from rlsrl.workers.replay_shard import LIFE_ENV_STEPS
+from rlsrl.workers.stored_transitions import Settlement, StoredTransitions
 
 EXPERIMENT = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -86,7 +89,8 @@ class Volume:
         context = make_context(BUFFER, folder, index=INDEX, incarnation=self._lives, join_session=session)
         page = resources.enter_context(context.open_ledger_page())
         ledger = TrainerLedger(page)
-        return Life(page, ledger, open_shard_store(config, config.replay, context, self.source.layout, ledger))
+        store = open_shard_store(config, config.replay, context, self.source.layout, ledger, resources)
+        return Life(page, ledger, store)
 
     def fill(self, life: Life) -> None:
         """Store a slot."""
@@ -110,7 +114,7 @@ def end(life: Life) -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_deleted", "node", "is_found"),
+    ("is_deleted", "node", "is_believed"),
     [
         pytest.param(True, "a", True, id="deleted"),
         pytest.param(True, "b", True, id="deleted and moved"),
@@ -119,7 +123,7 @@ def end(life: Life) -> None:
     ],
 )
 def test_what_the_next_pod_finds_and_counts(
-    volume: Volume, nodes: Nodes, is_deleted: bool, node: str, is_found: bool
+    volume: Volume, nodes: Nodes, is_deleted: bool, node: str, is_believed: bool
 ) -> None:
     with ExitStack() as resources:
         life = volume.begin(resources)
@@ -130,13 +134,13 @@ def test_what_the_next_pod_finds_and_counts(
     nodes.use(node)
     with ExitStack() as resources:
         life = volume.begin(resources)
-        assert life.store.num_transitions == (volume.taken if is_found else 0)
-        assert life.counters == {"in_buffer" if is_found else "lost.receiver_died": volume.taken}
+        assert life.store.num_transitions == (volume.taken if is_believed else 0), "nothing was written back"
+        assert life.counters == {"in_buffer" if is_believed else "lost.receiver_died": volume.taken}
         volume.fill(life)
         assert sum(life.counters.values()) == volume.taken
 
 
-def test_a_store_that_came_back_is_not_believed_on_a_third_node_until_it_is_closed_again(
+def test_a_store_that_came_back_is_checked_on_a_third_node_until_it_is_closed_again(
     volume: Volume, nodes: Nodes
 ) -> None:
     with ExitStack() as resources:
@@ -149,7 +153,55 @@ def test_a_store_that_came_back_is_not_believed_on_a_third_node_until_it_is_clos
     nodes.use("a")
     with ExitStack() as resources:
         life = volume.begin(resources)
-        assert (life.store.num_transitions, life.counters) == (0, {"lost.receiver_died": volume.taken})
+        assert (life.store.num_transitions, life.counters) == (volume.taken, {"lost.receiver_died": volume.taken})
+
+
+@pytest.mark.parametrize("has_old_page", [False, True], ids=["with its page", "with an older page"])
+def test_of_a_lost_nodes_store_what_is_whole_is_drawn_again_and_counts_as_nothing_new(
+    volume: Volume, nodes: Nodes, has_old_page: bool
+) -> None:
+    page, store = (volume.folder / "run" / name / f"buffer-{INDEX}" for name in ("ledger", "replay"))
+    page, store = page.with_suffix(".page"), store.with_suffix(".store")
+    with ExitStack() as resources:
+        life = volume.begin(resources)
+        volume.fill(life)
+        old = page.read_bytes()
+        for _ in range(3):
+            volume.fill(life)
+        life.store.settle(Settlement(step=1, keys=np.arange(3), trained_rows=None, errors=None))
+        assert life.counters["trained"] == 3
+        life.store.segments.seal()
+        arrays = life.store.segments.arrays
+        torn = int(np.count_nonzero(arrays["mask"][2]))
+        arrays["observation"][2] = 0
+        copy, counters = life.page.encode(), life.counters
+    if has_old_page:
+        page.write_bytes(old)
+    nodes.use("b")
+    expected = {"trained": 3, "lost.receiver_died": counters["in_buffer"]}
+    with ExitStack() as resources, capture_logs() as logs:
+        life = volume.begin(resources, copy=copy)
+        (logged,) = [each for each in logs if each["event"] == "replay_store_in_part"]
+        assert (logged["transitions"], logged["of"]) == (volume.taken - torn, volume.taken)
+        assert life.store.num_transitions == volume.taken - torn
+        assert life.counters == expected
+        assert life.store.env_steps == 2 * LIFE_ENV_STEPS, "a new life: the rank counts none of its env steps again"
+        drawn = life.store.draw_rows(50, np.random.default_rng(0))
+        assert drawn.arrays["observation"].any(axis=1).all()
+        assert 0 <= drawn.mean_age < volume.taken
+        assert life.store.settle(Settlement(step=2, keys=drawn.keys, trained_rows=None, errors=None)) == 0
+        assert life.counters == expected
+        volume.fill(life)
+        new = volume.taken - sum(expected.values())
+        assert life.counters == {**expected, "in_buffer": new}
+    with ExitStack() as resources:  # a kill on the same node
+        life = volume.begin(resources)
+        assert life.counters == {**expected, "in_buffer": new}
+        assert life.store.num_transitions == volume.taken - torn
+        for _ in range(40):
+            volume.fill(life)
+        assert sum(life.counters.values()) == volume.taken
+        assert life.counters["in_buffer"] == life.store.num_transitions, "what was found again is replaced by now"
 
 
 def test_a_volume_that_lost_updates_is_not_believed_even_on_the_same_node(volume: Volume, nodes: Nodes) -> None:

@@ -94,6 +94,15 @@ class OpenedStore:
         """Env steps in the store that the run's progress lacks: the former life stored them after the checkpoint."""
         return self.segments.env_steps - self.env_steps
 
+    def write_back(self) -> None:
+        """Wait until the disk has what is stored now, with checksums. Another thread may insert and draw meanwhile.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        self.segments.seal()
+        self.file.write_back()
+
     def forget_training(self) -> None:
         """Forget what was trained after the checkpoint, once the ledger of the new life counts it as held."""
         self.segments.forget_training_after(self.step)
@@ -192,4 +201,5 @@ class StoredTransitions:
     def sync(self) -> None:
         """Make durable what a later life trains on, after the ledger has ended."""
         if self._is_kept:
+            self._opened.segments.seal()  # before the disk has it: a pod may be killed meanwhile
             self._opened.file.close()

@@ -30,9 +30,15 @@ PRODUCER, INCARNATION, LANE, SEQUENCE = "producer", "incarnation", "lane", "sequ
 """Headers, int64 []: the lane that a segment belongs to, and the place of its slot among the producer's."""
 ENV_STEPS = "env_steps"
 """Header, int64 []: the env steps of the run that were stored up to the segment, its own among them."""
-HEADERS = (MARK, PRODUCER, INCARNATION, LANE, SEQUENCE, ENV_STEPS)
+CHECKSUM = "checksum"
+"""Header, int64 []: the checksum of what is ``sealed``, or ``UNSEALED``; see ``rlsrl.buffers.replay.checksums``."""
+HEADERS = (MARK, PRODUCER, INCARNATION, LANE, SEQUENCE, ENV_STEPS, CHECKSUM)
+UNSEALED = 0
 FIRST_TRAINED = "first_trained"
-"""int64 [T]: the training step that trained on the transition first, or 0."""
+"""int64 [T]: the training step that trained on the transition first, or 0, or ``COUNTED_AS_LOST``."""
+COUNTED_AS_LOST = -1
+"""``FIRST_TRAINED`` of a transition that was found after its machine was lost. The ledger has counted it, at the latest
+as lost. It can be drawn, and counts neither as trained nor as evicted."""
 PRIORITY = "priority"
 """int64 [T]: with draws by priority, each transition's, as ``draws.SCALE`` has it; 0 where there is no transition."""
 EPISODE_START = "episode_start"
@@ -112,6 +118,11 @@ class ReplayLayout:
     def steps(self) -> tuple[str, ...]:
         """Those of ``STEP_FIELDS`` that are kept."""
         return tuple(name for name in STEP_FIELDS if name in self.fields)
+
+    @property
+    def sealed(self) -> tuple[str, ...]:
+        """Arrays whose entries a segment keeps as they were inserted. Others change, or follow from these."""
+        return tuple(name for name in self.fields if name not in (CHECKSUM, ENV_STEPS, FIRST_TRAINED, PRIORITY))
 
     @property
     def num_places(self) -> int:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlsrl.buffers.replay import checksums
 from rlsrl.buffers.replay.layout import (
+    CHECKSUM,
     ENV_STEPS,
     EPISODE_START,
     FIRST_TRAINED,
@@ -19,6 +21,7 @@ from rlsrl.buffers.replay.layout import (
     PRIORITY,
     PRODUCER,
     SEQUENCE,
+    UNSEALED,
     ReplayLayout,
 )
 from rlsrl.data.slots import Slot
@@ -44,7 +47,7 @@ class Inserted:
 
 
 class Segments:
-    """Segments in a ring, over memory that may outlive the process. Not thread-safe.
+    """Segments in a ring, over memory that may outlive the process. Not thread-safe, except ``seal``.
 
     Segments are numbered in the order of insertion; a number says the place, ``number % num_segments``. The mark in the
     memory says that a segment is whole: it is removed before its place is overwritten, and written last. So what a
@@ -96,6 +99,10 @@ class Segments:
             num_evicted=trained,
             num_evicted_untrained=untrained,
         )
+
+    def seal(self) -> None:
+        """Write the checksums of new segments. A thread of its own may call it."""
+        checksums.seal(self.layout, self.arrays)
 
     def count_untrained(self) -> int:
         """Return the number of transitions held that were never trained."""
@@ -159,6 +166,7 @@ class Segments:
         self.arrays[FIRST_TRAINED][place] = 0
         if PRIORITY in self.arrays:
             self.arrays[PRIORITY][place] = 0
+        self.arrays[CHECKSUM][place] = UNSEALED
         self.arrays[MARK][place] = number + 1
         self.next_number, self.env_steps = number + 1, env_steps
         self._link(number)

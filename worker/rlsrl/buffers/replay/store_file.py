@@ -1,9 +1,9 @@
 """The file of a replay store, which outlives the process that fills it.
 
 The file is mapped into memory, so the kernel has every stored byte, and a SIGKILL loses none. A loss of power may lose
-what the disk does not have yet, in any order. So after the machine has started anew, only a store that was closed is
-believed. The same holds on another machine, to which the disk has moved: nothing there shows whether the former one
-wrote all that its kernel had.
+what the disk does not have yet, in any order. So after the machine has started anew, a store that was not closed is in
+doubt, and its checksums say what is left. The same holds on another machine, to which the disk has moved: nothing there
+shows whether the former one wrote all that its kernel had.
 """
 
 from __future__ import annotations
@@ -22,25 +22,30 @@ _MAGIC = b"rlsrlrp1"
 _HEADER = struct.Struct("<8s32s36sqqB")
 """Magic, digest of the layout, the machine's boot, the owner's incarnation and the one before, 1 if it was closed."""
 _HEADER_BYTES = 4096
-_SLICE_BYTES = 64 * 1024**2
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class StoreFile:
     """The memory of one rank's store. The rank's ledger page, which one process has open, guards it."""
 
-    def __init__(self, path: Path, memory: mmap.mmap, *, why_empty: str | None) -> None:
+    def __init__(
+        self, path: Path, memory: mmap.mmap, *, header: bytes, why_empty: str | None, is_in_doubt: bool
+    ) -> None:
         """Use ``open``."""
         self.why_empty = why_empty
-        """Why nothing is left of an earlier store; None if it is all there."""
+        """Why nothing is left of an earlier store; None if it is there."""
+        self.is_in_doubt = is_in_doubt
+        """Whether the disk may lack some of the store: it is to be checked, before ``believe``."""
         self._path = path
         self._memory = memory
+        self._header = header
 
     @classmethod
     def open(cls, path: Path, layout: ReplayLayout, *, former: int | None, owner: int) -> Self:
-        """Open the store of the incarnation ``former`` if all that it held is there, else begin with zeros.
+        """Open the store of the incarnation ``former``, or one that is in doubt, else begin with zeros.
 
-        The owner may change it once the ledger is that of the owner. Until then it stays the former one's, too.
+        The owner may change it once the ledger is that of the owner. Until then it stays the former one's, too. A store
+        in doubt needs no ledger: nothing in it counts again.
 
         Args:
             path: The file. Its folder is created.
@@ -55,7 +60,7 @@ class StoreFile:
         num_bytes = file_bytes(layout)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            why_empty = _why_unusable(descriptor, layout, former, num_bytes)
+            why_empty, is_in_doubt = _judged(descriptor, layout, former, num_bytes)
         except OSError:
             os.close(descriptor)
             raise
@@ -72,19 +77,39 @@ class StoreFile:
             os.close(descriptor)
         former = owner if former is None or why_empty else former
         header = _HEADER.pack(_MAGIC, _digest(layout), _boot(), owner, former, False)
-        memory[: len(header)] = header
-        memory.flush(0, _HEADER_BYTES)  # before the owner writes: the disk may not say that it is closed
-        return cls(path, memory, why_empty=why_empty)
+        file = cls(path, memory, header=header, why_empty=why_empty, is_in_doubt=is_in_doubt)
+        if not is_in_doubt:
+            file.believe()
+        return file
 
     @property
     def content(self) -> memoryview:
         """The bytes of the layout."""
         return memoryview(self._memory)[_HEADER_BYTES:]
 
+    def believe(self) -> None:
+        """Declare the content to be whole: after a kill, the next owner on this machine uses it as it is."""
+        self._memory[: len(self._header)] = self._header
+        self._memory.flush(0, _HEADER_BYTES)  # before the owner writes: the disk may not say that it is closed
+
+    def write_back(self) -> None:
+        """Wait until the disk has what is there now. Other threads go on meanwhile. No effect on a removed file.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            os.fdatasync(descriptor)  # as msync, which Python calls with the interpreter lock
+        finally:
+            os.close(descriptor)
+
     def close(self) -> None:
         """Wait until the disk has all of it: it survives a loss of power then."""
-        for start in range(0, len(self._memory), _SLICE_BYTES):  # each call holds the interpreter lock
-            self._memory.flush(start, min(_SLICE_BYTES, len(self._memory) - start))
+        self.write_back()
         self._memory[_HEADER.size - 1] = True
         self._memory.flush(0, _HEADER_BYTES)
 
@@ -98,18 +123,17 @@ def file_bytes(layout: ReplayLayout) -> int:
     return _HEADER_BYTES + layout.nbytes
 
 
-def _why_unusable(descriptor: int, layout: ReplayLayout, former: int | None, num_bytes: int) -> str | None:
+def _judged(descriptor: int, layout: ReplayLayout, former: int | None, num_bytes: int) -> tuple[str | None, bool]:
+    """Return ``why_empty`` and ``is_in_doubt`` of what is in the file."""
     header = os.pread(descriptor, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
     if not header.strip(b"\0"):
-        return "no store was left"
+        return "no store was left", False
     magic, digest, boot, *owners, is_closed = _HEADER.unpack(header)
     if magic != _MAGIC or os.fstat(descriptor).st_size != num_bytes or digest != _digest(layout):
-        return "the spec asks for another one"
-    if former not in owners:
-        return "the ledger does not know what it held"
+        return "the spec asks for another one", False
     if boot != _boot() and not is_closed:
-        return "it was not closed, and the machine has stopped since, or the disk was moved to this one"
-    return None
+        return None, True
+    return None if former in owners else "the ledger does not know what it held", False
 
 
 def _boot() -> bytes:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsrl.api.resolved import BufferConfig, ShardConfig
+from rlsrl.buffers.replay.write_back import WriteBack
 from rlsrl.data.slots import SlotLayout
 from rlsrl.runtime.ledger import Held, TrainerLedger
 from rlsrl.streams.grpc_replay.shard_end import ShardConnection
@@ -41,7 +42,7 @@ def open_shard(
         ConfigurationError: the disk has no room for the store, or does not allow it.
         OSError: another process serves this buffer worker's endpoint.
     """
-    store = open_shard_store(config, shard, context, slot, ledger)
+    store = open_shard_store(config, shard, context, slot, ledger, resources)
     upstream = open_consumer(
         config.serving(config.buffer_endpoints, context.index),
         context,
@@ -67,9 +68,16 @@ def open_shard(
 
 
 def open_shard_store(
-    config: BufferConfig, shard: ShardConfig, context: WorkerContext, slot: SlotLayout, ledger: TrainerLedger
+    config: BufferConfig,
+    shard: ShardConfig,
+    context: WorkerContext,
+    slot: SlotLayout,
+    ledger: TrainerLedger,
+    resources: ExitStack,
 ) -> StoredTransitions:
     """Open the store of a buffer worker that is a shard, with what its file still has, and begin its ledger's life.
+
+    It is written back until ``resources`` is closed.
 
     Raises:
         ConfigurationError: the disk has no room for the store, or does not allow it.
@@ -91,6 +99,7 @@ def open_shard_store(
     )
     held = Held(untrained=opened.segments.count_untrained(), trained_since=0)
     ledger.resume(ledger.snapshot(), incarnation=context.incarnation, held=held, keeps=True)
+    resources.enter_context(WriteBack(opened.write_back))
 
     def rewards(stored: NDArray[np.float32]) -> NDArray[np.float32]:
         clip = algorithm.reward_clip

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsrl.api.spec import AlgorithmSettings, AlgorithmSpec, Environment, ReplaySpec
+from rlsrl.buffers.replay.checksums import drop_torn
 from rlsrl.buffers.replay.draws import Draws, PrioritizedDraws, UniformDraws
 from rlsrl.buffers.replay.rows import RowForm, rows_of
 from rlsrl.buffers.replay.segments import Segments
@@ -28,6 +29,8 @@ from rlsrl.workers.stored_transitions import OpenedStore
 
 FOUND = "replay_store_found"
 """The event in a worker's log if its store has what a former life kept."""
+FOUND_IN_PART = "replay_store_in_part"
+"""The event if the machine was lost meanwhile: only some of the transitions may be left."""
 
 
 def open_segments(
@@ -53,9 +56,14 @@ def open_segments(
         file = StoreFile.open(path, stores.layout, former=former, owner=context.incarnation)
     except OSError as error:
         raise ConfigurationError(_why_not_opened(error, path, stores.part(stores.number))) from error
+    recovered = drop_torn(stores.layout, file.content, env_steps=env_steps) if file.is_in_doubt else None
+    if recovered is not None:
+        file.believe()
     segments = Segments(stores.layout, file.content, env_steps=env_steps)
     store = OpenedStore(segments=segments, file=file, outlives=outlives, step=step, env_steps=env_steps)
-    if file.why_empty is None:
+    if recovered is not None:
+        context.log.warning(FOUND_IN_PART, transitions=recovered.found, of=recovered.marked)
+    elif file.why_empty is None:
         context.log.info(FOUND, transitions=store.segments.num_transitions)
     else:
         context.log.info("replay_store_empty", why=file.why_empty)

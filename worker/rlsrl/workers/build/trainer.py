@@ -16,6 +16,7 @@ from rlsrl.api.resolved import TrainerConfig
 from rlsrl.api.role_names import ACTOR, BUFFER
 from rlsrl.buffers.fifo import FifoBuffer
 from rlsrl.buffers.limiter import RateLimiter
+from rlsrl.buffers.replay.write_back import WriteBack
 from rlsrl.data.slots import SlotLayout
 from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version
@@ -227,7 +228,10 @@ def _resumed_ledger(
     layout: SlotLayout,
     resources: ExitStack,
 ) -> tuple[TrainerLedger, OpenedStore | None]:
-    """Return the rank's ledger, and the store of an algorithm that replays with what the ledger counts as held."""
+    """Return the rank's ledger, and the store of an algorithm that replays with what the ledger counts as held.
+
+    A store that outlives the rank is written back until ``resources`` is closed.
+    """
     ledgers = [] if state is None else state.values["ledgers"]
     page = context.open_ledger_page()
     resources.callback(page.close)
@@ -245,6 +249,8 @@ def _resumed_ledger(
         assert store is not None, "opened before"
         ledger.resume(saved, incarnation=context.incarnation, keeps=store.outlives)
     store.forget_training()
+    if store.outlives:
+        resources.enter_context(WriteBack(store.write_back))
     return ledger, store
 
 
