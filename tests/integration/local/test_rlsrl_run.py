@@ -320,6 +320,27 @@ def test_a_resumed_run_needs_room_only_for_stores_that_are_gone(
     assert [life["attempt"] for life in replaying.lives("trainer")] == [1, 2]
 
 
+def test_changed_stores_without_room_are_refused_before_anything_changes(
+    replaying: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaying.script("trainer", INTERRUPT, FINISH)
+    replaying.give("--set", f"{CAPACITY}=64")
+    before = (replaying.run / "experiment.resolved.yaml").read_text()
+    edit = functools.partial(click.testing.CliRunner().invoke, main, ["edit", "toy", "--set", "trainers.replicas=2"])
+    with monkeypatch.context() as patch:
+        patch.setattr(replay_room, "room_in", functools.partial(replay_room.room_in, free=lambda _: 0))
+        edited, given = edit(), replaying.give("--set", f"{CAPACITY}=64", "--set", "trainers.replicas=2")
+
+    for refused in (edited, given):
+        assert refused.exit_code == 2
+        assert f"Error: spec.{CAPACITY}: 64 transitions x " in refused.output
+        assert " in 2 files, and there is room for 0.0 MiB " in refused.output
+    assert (replaying.run / "experiment.resolved.yaml").read_text() == before
+    assert not (replaying.run / "experiment.edit.yaml").exists()
+    assert [life["attempt"] for life in replaying.lives("trainer")] == [1]
+    assert "spec.trainers.replicas: 1 -> 2" in edit().output, "with room"
+
+
 def test_an_experiment_of_another_name_is_refused(desk: Desk) -> None:
     desk.script("trainer", FINISH)
     desk.give()

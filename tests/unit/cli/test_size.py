@@ -141,7 +141,7 @@ def test_a_replay_store_is_sized(tmp_path: Path) -> None:
 
 def test_replay_stores_without_room_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = Room(folder=tmp_path, num_bytes=4096, is_memory=False, memory=0)
-    monkeypatch.setattr("rlsrl.local.replay_room.room_in", lambda folder: full)
+    monkeypatch.setattr("rlsrl.local.replay_room.room_in", lambda folder, role: full)
     here = size(EXAMPLES / "cartpole-dqn.yaml", "--env-step-seconds", "1e-5", "--cores", "2")
     assert re.search(r"(?m)^cannot work here: spec\.algorithm\.dqn\.replay\.capacity: 100,000 tr", here.stdout)
     assert re.search(r"(?m)^slow here: spec\.algorithm\.dqn\.replay\.capacity: 100,000 transitions", here.stdout)

@@ -205,7 +205,7 @@ def test_an_experiment_is_checked_with_the_machine(
 ) -> None:
     monkeypatch.setattr(command, "CHECKS", ())
     monkeypatch.setattr(command, "find_stores", lambda spec, modules: stores_of_example())
-    monkeypatch.setattr(command, "room_in", lambda folder: room(free))
+    monkeypatch.setattr(command, "room_in", lambda folder, role: room(free))
     result = CliRunner().invoke(command.doctor, [str(EXAMPLES / "cartpole-dqn.yaml")])
     assert result.exit_code == exit_code
     assert said in result.output

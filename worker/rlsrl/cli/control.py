@@ -78,6 +78,7 @@ def _control_here(
     from rlsrl.local.run_folder import STATUS, RunFolderError, is_running, read_record
     from rlsrl.local.run_names import RECORD
     from rlsrl.local.status_file import read_status as read_document
+    from rlsrl.runtime.errors import ConfigurationError
 
     folder = find_run(Path(run), RECORD).absolute()
     try:
@@ -92,7 +93,7 @@ def _control_here(
         show_edit(asked)
         if not await_edit(folder, Path(run)) or action != "checkpoint":
             return
-    except (SpecError, RunFolderError) as error:
+    except (SpecError, RunFolderError, ConfigurationError) as error:
         raise UserError(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"the change cannot be written: {error}") from error

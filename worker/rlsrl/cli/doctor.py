@@ -11,7 +11,7 @@ import click
 from rlsrl.api.load import SpecError, load_with_fewest_actors
 from rlsrl.cli.errors import UserError
 from rlsrl.local.doctor import CHECKS, Check, Finding, check_replay, examine
-from rlsrl.local.replay_room import find_stores, room_in, stores_folder
+from rlsrl.local.replay_room import find_stores, role_of_stores, room_in, stores_folder
 from rlsrl.local.run_names import RUNS
 
 
@@ -33,7 +33,8 @@ def doctor(file: Path | None) -> None:
         name="replay stores",
         required=True,
         examine=lambda: check_replay(
-            lambda: find_stores(experiment.spec, modules=file.absolute().parent), lambda: room_in(folder)
+            lambda: find_stores(experiment.spec, modules=file.absolute().parent),
+            lambda: room_in(folder, role_of_stores(experiment.spec)),
         ),
     )
     sys.exit(report((*CHECKS, fits), subject=f"{experiment.metadata.name} cannot"))

@@ -14,6 +14,7 @@ from rlsrl.cli.runs import find_run
 from rlsrl.local.edits import AskedEdit, ask, describe, is_pending
 from rlsrl.local.run_folder import RunFolderError, is_running, read_record
 from rlsrl.local.run_names import RECORD
+from rlsrl.runtime.errors import ConfigurationError
 
 WAIT_SECONDS = 30.0
 """How long the command waits until the run has applied the edit."""
@@ -42,7 +43,7 @@ def edit(run: Path, overrides: tuple[str, ...]) -> None:
             return
         show_edit(asked)
         await_edit(folder, run)
-    except (SpecError, RunFolderError) as error:
+    except (SpecError, RunFolderError, ConfigurationError) as error:
         raise UserError(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"the edit cannot be written: {error}") from error
@@ -54,6 +55,8 @@ def show_edit(asked: AskedEdit) -> None:
         click.echo(f"{describe(change)}{_effect(change)}")
     if asked.restarted:
         click.echo(f"new processes: {', '.join(asked.restarted)}")
+    for text in asked.warnings:
+        click.echo(f"warning: {text}")
 
 
 def _effect(change: FieldEdit) -> str:

@@ -141,7 +141,7 @@ def _lines(
 
 def _replay_lines(experiment: RLExperiment, env_spec: EnvSpec, *, on_this_machine: bool) -> Iterator[str]:
     """Yield the size of the replay stores, if there are some, and whether they fit."""
-    from rlsrl.local.replay_room import room_in, stores_folder
+    from rlsrl.local.replay_room import role_of_stores, room_in, stores_folder
     from rlsrl.local.run_names import RUNS
     from rlsrl.workers.build.replay_stores import pod_shortage, stores_of
 
@@ -149,7 +149,7 @@ def _replay_lines(experiment: RLExperiment, env_spec: EnvSpec, *, on_this_machin
         return
     yield f"replay: {stores}"
     if on_this_machine:
-        room = room_in(stores_folder(RUNS / experiment.metadata.name))
+        room = room_in(stores_folder(RUNS / experiment.metadata.name), role_of_stores(experiment.spec))
         found = {"cannot work here": room.shortage(stores), "slow here": room.warning(stores)}
     else:
         found = {"cannot work": pod_shortage(experiment.spec, stores)}

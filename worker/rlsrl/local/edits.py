@@ -23,6 +23,7 @@ from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import RunPlan
 from rlsrl.local.plans import check_and_write, resolve_locally, role_plans, run_plan
+from rlsrl.local.replay_room import require_room_after_edit
 from rlsrl.local.run_folder import RESOLVED_EXPERIMENT, RunFolder, RunFolderError
 from rlsrl.local.run_record import RunRecord
 from rlsrl.parameters.terminal import withdraw_end
@@ -64,6 +65,7 @@ def claim(folder: RunFolder, asked: RLExperiment, *, as_given: bytes) -> Claimed
     Raises:
         RunFolderError: the folder holds a run of another experiment; the text lists every field that differs.
         SpecError: the changes do not fit the edits since the last `rlsrl run`.
+        ConfigurationError: there is no room for the changed replay stores.
     """
     if not folder.holds_run:
         folder.create(as_given=as_given, resolved=dump(asked).encode(), package_version=installed_version("rlsrl"))
@@ -82,6 +84,7 @@ def claim(folder: RunFolder, asked: RLExperiment, *, as_given: bytes) -> Claimed
         is_reopened = terminal is not None and (bool(found) if "failure" in terminal else not _ends(target, terminal))
         if terminal is not None and not is_reopened:
             return ClaimedRun(experiment=recorded, ignored=tuple(found))
+        _require_room(recorded, target, folder.path, folder.record)
         if is_reopened:
             withdraw_end(folder.database, POLICY_NAME)
         if target == asked:
@@ -128,6 +131,8 @@ class AskedEdit:
     changes: tuple[FieldEdit, ...]
     restarted: tuple[str, ...]
     """The roles whose processes are replaced."""
+    warnings: tuple[str, ...]
+    """What may go wrong."""
 
 
 def ask(path: Path, record: RunRecord, overrides_of: Callable[[RLExperiment], Sequence[str]]) -> AskedEdit:
@@ -142,6 +147,7 @@ def ask(path: Path, record: RunRecord, overrides_of: Callable[[RLExperiment], Se
     Raises:
         SpecError: the edited experiment is invalid; lists every problem.
         RunFolderError: a field cannot be edited.
+        ConfigurationError: there is no room for the edited replay stores.
     """
     with _locked(path):
         recorded = recorded_experiment(path)
@@ -149,6 +155,7 @@ def ask(path: Path, record: RunRecord, overrides_of: Callable[[RLExperiment], Se
         edited = load_text(dump(base), source=str(path / RESOLVED_EXPERIMENT), overrides=overrides_of(base))
         found = changes(recorded, edited)
         _require_editable(found)
+        warnings = _require_room(recorded, edited, path, record)
         before, after = (resolve_locally(each, path, record) for each in (recorded, edited))
         if found:
             if not (path / GIVEN).exists():
@@ -160,7 +167,7 @@ def ask(path: Path, record: RunRecord, overrides_of: Callable[[RLExperiment], Se
     restarted = [
         each.role for each in role_plans(path, after) if each.role in plans and each.replaces(plans[each.role])
     ]
-    return AskedEdit(changes=tuple(found), restarted=tuple(restarted))
+    return AskedEdit(changes=tuple(found), restarted=tuple(restarted), warnings=tuple(warnings))
 
 
 def is_pending(path: Path) -> bool:
@@ -222,6 +229,11 @@ class RunEdits:
         for change in found:
             self._note(f"edited: {describe(change)}")
         return run_plan(path, edited, resolved)
+
+
+def _require_room(before: RLExperiment, after: RLExperiment, path: Path, record: RunRecord) -> list[str]:
+    """Check that the edited stores fit, with the user's modules from where the last life had them; return warnings."""
+    return require_room_after_edit(before.spec, after.spec, path, modules=Path(record.modules).absolute())
 
 
 def _require_editable(found: Sequence[FieldEdit]) -> None:

@@ -41,7 +41,7 @@ class Room:
 
     folder: Path
     num_bytes: int
-    """Bytes that stores may take, with those that the folder's own ones take already."""
+    """Bytes that stores may take, with those that the role's former ones take already."""
     is_memory: bool
     """Whether files there are in memory only, and cannot be larger than that."""
     memory: int
@@ -66,12 +66,15 @@ class Room:
 
 def room_in(
     folder: Path,
+    role: str,
     *,
     mounts: Path = MOUNTS,
     free: Callable[[Path], int] = lambda path: shutil.disk_usage(path).free,
     memory: Callable[[], int] = available_memory,
 ) -> Room:
-    """Return the room for stores in a folder, which need not exist yet.
+    """Return the room for a role's stores in a folder, which need not exist yet.
+
+    The role's processes make their stores in the room of their former ones. Stores of another role may stay meanwhile.
 
     Raises:
         OSError: the disk's or the kernel's figures cannot be read.
@@ -80,7 +83,7 @@ def room_in(
     there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
     is_memory = _file_system(there, mounts) in _MEMORY
     available = memory()
-    own = sum(map(_taken, folder.iterdir())) if folder.is_dir() else 0
+    own = sum(map(_taken, folder.glob(f"{role}-*")))
     room = min(free(there), available) if is_memory else free(there)
     return Room(folder=folder, num_bytes=room + own, is_memory=is_memory, memory=available)
 
@@ -88,6 +91,11 @@ def room_in(
 def stores_folder(run_folder: Path) -> Path:
     """Return where a run keeps its stores."""
     return Path(local_placement(run_uid="unknown", run_folder=run_folder.absolute()).replay_folder)
+
+
+def role_of_stores(spec: ExperimentSpec) -> str:
+    """Return the role that keeps the stores of an algorithm that replays."""
+    return TRAINER if spec.buffer_workers is None else BUFFER
 
 
 def find_stores(spec: ExperimentSpec, *, modules: Path) -> ReplayStores | None:
@@ -108,10 +116,16 @@ def find_stores(spec: ExperimentSpec, *, modules: Path) -> ReplayStores | None:
         raise StoresUnknown(f"an environment killed its process, or was not made within {STORES_SECONDS} s") from error
 
 
-def require_room_for_stores(spec: ExperimentSpec, run_folder: Path, *, modules: Path) -> list[str]:
+def require_room_for_stores(
+    spec: ExperimentSpec, run_folder: Path, *, modules: Path, are_new: bool = False
+) -> list[str]:
     """Check that the replay stores of a run fit into its folder; return warnings. Stores that exist have their room.
 
-    ``modules``: see ``find_stores``.
+    Args:
+        spec: Of the run.
+        run_folder: Where the stores are, or will be.
+        modules: See ``find_stores``.
+        are_new: Whether the stores that exist are of another kind, before an edit.
 
     Raises:
         ConfigurationError: they do not fit; the text has the arithmetic and the largest capacity that does.
@@ -119,11 +133,8 @@ def require_room_for_stores(spec: ExperimentSpec, run_folder: Path, *, modules: 
     """
     from rlsrl.workers.build.replay_stores import store_path
 
-    folder = stores_folder(run_folder)
-    role, number = TRAINER, spec.trainers.replicas
-    if spec.buffer_workers is not None:
-        role, number = BUFFER, spec.buffer_workers.replicas
-    if all(_taken(store_path(folder, role, index)) for index in range(number)):
+    folder, role = stores_folder(run_folder), role_of_stores(spec)
+    if not are_new and all(_taken(store_path(folder, role, index)) for index in range(spec.num_replay_stores)):
         return []
     try:
         stores = find_stores(spec, modules=modules)
@@ -131,10 +142,29 @@ def require_room_for_stores(spec: ExperimentSpec, run_folder: Path, *, modules: 
         return [f"not known before the trainers start whether the replay stores fit: {error}"]
     if stores is None:
         return []
-    room = room_in(folder)
+    room = room_in(folder, role)
     if (shortage := room.shortage(stores)) is not None:
         raise ConfigurationError(shortage)
     return [warning for warning in [room.warning(stores)] if warning is not None]
+
+
+def require_room_after_edit(
+    before: ExperimentSpec, after: ExperimentSpec, run_folder: Path, *, modules: Path
+) -> list[str]:
+    """Check that the stores fit which an edit makes anew, if it does; return warnings.
+
+    Raises:
+        ConfigurationError: as ``require_room_for_stores``.
+        OSError: as ``require_room_for_stores``.
+    """
+    if _kind_of_stores(before) == _kind_of_stores(after):
+        return []
+    return require_room_for_stores(after, run_folder, modules=modules, are_new=True)
+
+
+def _kind_of_stores(spec: ExperimentSpec) -> tuple[object, ...]:
+    """Return what an edit changes of the stores: the role, their number, and the length of their segments."""
+    return role_of_stores(spec), spec.num_replay_stores, spec.actors.rollout_length
 
 
 def _stores_of(spec: ExperimentSpec) -> ReplayStores | None:
