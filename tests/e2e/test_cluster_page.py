@@ -155,6 +155,8 @@ def test_an_experiment_is_followed_to_its_failure(where: Namespace, port: int, c
         where.delete("pod", f"{experiment.name}-trainer-0")
         experiment.await_phase("Failed")
         until(lambda: "FAILED: " in text_of(browser, ".problems.failed"), "the failure is seen")
+        assert f"kubectl rlsrl logs {experiment.name}" in text_of(browser, ".problems.failed"), "with its cure"
+        until(lambda: browser.find_elements(By.CSS_SELECTOR, "svg rect.ended"), "its workers are drawn as ended")
         until(lambda: "BudgetExhausted" in text_of(browser, "section .trouble"), "and its reason")
         assert f"kubectl rlsrl logs {experiment.name} --role trainer" in text_of(browser, "section"), "and its cure"
         # While the coordinator is away, answers about it have the status 503.

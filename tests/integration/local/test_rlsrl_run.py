@@ -12,7 +12,7 @@ import pytest
 
 from rlsrl.cli import main
 from rlsrl.local import replay_room
-from rlsrl.local.run_folder import RunFolder
+from rlsrl.local.run_folder import RunFolder, read_record
 from rlsrl.local.session import run_life
 
 STANDIN = (sys.executable, str(Path(__file__).with_name("standin_worker.py")))
@@ -393,6 +393,12 @@ def test_a_run_that_cannot_be_kept_alive_fails_with_the_log(desk: Desk) -> None:
     assert "to resume: rlsrl run toy.yaml --set spec.restarts.budget=1 --run-dir elsewhere" in result.output
     summary = json.loads((desk.folder / "elsewhere" / "summary.json").read_text())
     assert (summary["restarts"], summary["attempts"]) == ({"trainer": 1}, 2)
+    record = read_record(desk.folder / "elsewhere")
+    assert record is not None
+    assert record.failure.startswith("trainer-0 exited with code 1: all 1 restarts of this role are spent"), (
+        "for the page"
+    )
+    assert record.failure.endswith("Traceback: out of tricks")
 
 
 def test_a_run_whose_worker_is_killed_too_often_fails(desk: Desk) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlsrl.local.run_record import RunRecord, Span
+from rlsrl.local.run_record import MAX_FAILURE_CHARACTERS, RunRecord, Span
 from rlsrl.parameters.resumption import Rollback
 
 NEW = RunRecord(run_uid="u", created_at=1.0, package_version="0.1")
@@ -38,14 +38,29 @@ def test_restarts_are_counted_by_role() -> None:
     assert record.restarts == {"actor": 2, "trainer": 1}
 
 
+def test_a_failure_lasts_until_the_next_life() -> None:
+    failed = NEW.begin_life(0.0, last_sign=0.0).end_life(1.0, failure="actor-0 exited with code 1")
+    assert failed.failure == "actor-0 exited with code 1"
+    assert RunRecord.from_json(json.loads(json.dumps(failed.to_json()))) == failed
+    assert failed.begin_life(2.0, last_sign=1.0).failure == ""
+
+
+def test_of_a_long_failure_the_beginning_and_the_end_are_kept() -> None:
+    long = "actor-0 exited with code 1" + "x" * MAX_FAILURE_CHARACTERS + "ValueError: the gripper is stuck"
+    kept = NEW.end_life(1.0, failure=long).failure
+    assert kept.startswith("actor-0 exited with code 1")
+    assert kept.endswith("ValueError: the gripper is stuck")
+    assert "(58 characters left out)" in kept
+
+
 def test_a_record_survives_json() -> None:
     record = replace(NEW.begin_life(0.0, last_sign=0.0).begin_attempt(1.0).count_restart("actor"), modules="/mine")
     record = record.roll_back(Rollback(attempt=2, version="1.90", newest="1.100", reason="it is empty", lost_steps=10))
     assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
-def test_a_record_of_an_earlier_version_of_rlsrl_has_no_rollbacks() -> None:
-    value = {name: member for name, member in NEW.to_json().items() if name != "rollbacks"}
+def test_a_record_of_an_earlier_version_of_rlsrl_has_no_rollbacks_and_no_failure() -> None:
+    value = {name: member for name, member in NEW.to_json().items() if name not in ("rollbacks", "failure")}
     assert RunRecord.from_json(value) == NEW
 
 

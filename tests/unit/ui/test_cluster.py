@@ -176,8 +176,8 @@ def test_conditions_come_with_their_cures(cluster: Cluster) -> None:
     assert finished["isTrouble"]
     assert "kubectl rlsrl logs balance --role trainer" in finished["cure"]
     assert finished["since"] == page["changedAt"] == 1767229200.0
-    assert page["problems"] == ["FAILED: an end"]
-    assert {each["state"] for each in page["roles"]["actor"]["workers"]} == {"ended"}
+    assert page["problems"] == [f"FAILED: an end\n{finished['cure']}"]
+    assert {each["mark"] for each in page["roles"]["actor"]["workers"]} == {"ended"}
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Queued", "Suspended"])

@@ -44,8 +44,9 @@ def test_text_and_shapes_stand_out(theme: str) -> None:
     colours = themes()[theme]
     pairs = [
         *product(("text", "dim", "accent", "busy", "bad"), ("paper", "panel"), (TEXT,)),
-        *product(("busy", "wait", "bad", "accent", "warn"), ("paper", "panel"), (GRAPHICS,)),
+        *product(("busy", "wait", "bad", "accent", "warn", "dim"), ("paper", "panel"), (GRAPHICS,)),
         ("busy", "wait", GRAPHICS),  # parts of one box
+        ("paper", "bad", GRAPHICS),  # the cross in a box
     ]
     found = {(one, other): contrast(colours[one], colours[other]) for one, other, _ in pairs}
     assert [

@@ -15,7 +15,7 @@ from rlsrl.local.run_folder import LOCK, METRICS, STATUS, SUMMARY
 from rlsrl.local.run_names import RECORD
 from rlsrl.local.run_record import RunRecord, Span
 from rlsrl.testing.stored_runs import CARTPOLE, make_run
-from rlsrl.ui.folder import curve, find, log_lines, run_list, run_names, run_page
+from rlsrl.ui.folder import RESUME, curve, find, log_lines, run_list, run_names, run_page
 from rlsrl.ui.runs import NotThere
 from rlsrl.ui.status_document import MAX_WORKERS
 
@@ -64,17 +64,46 @@ def run(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def write_record(folder: Path, *, lives: int, run_uid: str = "1") -> None:
+def write_record(folder: Path, *, lives: int, run_uid: str = "1", failure: str = "") -> None:
     spans = tuple(Span(started_at=float(place)) for place in range(lives))
-    record = RunRecord(run_uid=run_uid, created_at=0.0, package_version="0", attempt=lives, lives=spans)
+    record = RunRecord(
+        run_uid=run_uid, created_at=0.0, package_version="0", attempt=lives, lives=spans, failure=failure
+    )
     (folder / RECORD).write_text(json.dumps(record.to_json()))
 
 
 def test_the_workers_of_a_run_that_was_killed_have_ended(run: Path) -> None:
     (run / LOCK).unlink()
     page = run_page(run)
-    assert {worker["state"] for worker in page["roles"]["actor"]["workers"]} == {"ended"}
-    assert (page["goals"], page["roles"]["actor"]["perSecond"]) == ([], None)
+    actors = page["roles"]["actor"]
+    assert {(worker["state"], worker["mark"], worker["waitsFor"]) for worker in actors["workers"]} == {
+        ("ended", "ended", "")
+    }
+    assert (page["goals"], actors["number"], actors["perSecond"]) == ([], 3, None)
+
+
+def test_workers_that_left_after_the_end_of_training_have_ended(run: Path) -> None:
+    (run / STATUS).write_text(json.dumps(status(phase="finished")))
+    actors = run_page(run)["roles"]["actor"]
+    assert [worker["mark"] for worker in actors["workers"]] == ["alive", "bad", "ended"]
+    assert actors["number"] == 3
+
+
+def test_a_worker_that_ended_for_good_is_why_the_run_failed(run: Path) -> None:
+    failure = "actor-0 exited with code 1: all 0 restarts of this role are spent."
+    write_record(run, lives=1, failure=failure)
+    live = run_page(run)
+    assert (live["state"], live["problems"]) == ("training", [])
+    (run / LOCK).unlink()
+    page = run_page(run)
+    assert (page["state"], page["problems"]) == ("failed", [f"FAILED: {failure}\n{RESUME}"])
+    (listed,) = run_list(run.parent)
+    assert listed["state"] == "failed"
+    (run / SUMMARY).write_text(json.dumps({"finished": False, "failure": "no minibatch is finite", "lives": 1}))
+    assert run_page(run)["problems"] == ["FAILED: no minibatch is finite"], "the end of training counts first"
+    (run / SUMMARY).write_text(json.dumps({"finished": True, "lives": 1}))
+    finished = run_page(run)
+    assert (finished["state"], finished["problems"]) == ("finished", [])
 
 
 def test_the_summary_of_the_last_life_counts_and_no_other(run: Path) -> None:
@@ -112,7 +141,7 @@ def test_a_run_is_shown_with_workers_ledger_and_logs(run: Path) -> None:
     assert (first["state"], first["busy"], first["waits"]) == ("running", 0.75, {"credit": 0.25})
     assert first["perSecond"] == 900.0
     assert (silent["state"], gone["state"]) == ("silent", "gone")
-    assert [worker["runs"] for worker in (first, silent, gone)] == [True, False, False]
+    assert [worker["mark"] for worker in (first, silent, gone)] == ["alive", "bad", "bad"]
     assert (page["roles"]["actor"]["number"], page["roles"]["actor"]["perSecond"]) == (2, 1800.0)
     assert page["ledger"] == {"produced": 1000, "trained": 900, "lost": 100}
     assert page["logs"] == ["actor-0.jsonl"]

@@ -154,9 +154,9 @@ class RunFolder:
         record = self.record.begin_life(self._clock.time(), last_sign=last_sign)
         self._save(replace(record, modules=str(modules.absolute())))
 
-    def end_life(self) -> None:
-        """Record the end of the controller and all workers."""
-        self._save(self.record.end_life(self._clock.time()))
+    def end_life(self, *, failure: str = "") -> None:
+        """Record the end of the controller and all workers, and the worker's failure that caused it, if one did."""
+        self._save(self.record.end_life(self._clock.time(), failure=failure))
 
     def begin_attempt(self) -> int:
         """Return a new attempt number, which no trainer of this run had before. Durable when this returns."""

@@ -7,6 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from rlsrl.parameters.resumption import Rollback
+from rlsrl.runtime.tracebacks import without_middle
+
+MAX_FAILURE_CHARACTERS = 4000
+"""Of a longer text about a failure, the middle is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,8 @@ class RunRecord:
     """Resumptions from an older version than the newest, over all lives."""
     modules: str = ""
     """The folder from which the last life imported the user's modules first; empty before the first life."""
+    failure: str = ""
+    """Which worker's failure ended the last life, and why. Empty if none did; a new life clears it."""
 
     @property
     def wall_seconds(self) -> float:
@@ -69,12 +75,13 @@ class RunRecord:
         """
         lives = tuple(span.closed(last_sign) for span in self.lives)
         training = tuple(span.closed(last_sign) for span in self.training)
-        return replace(self, lives=(*lives, Span(started_at=now)), training=training)
+        return replace(self, lives=(*lives, Span(started_at=now)), training=training, failure="")
 
-    def end_life(self, now: float) -> Self:
-        """Return the record after the end of the controller and all workers."""
+    def end_life(self, now: float, *, failure: str = "") -> Self:
+        """Return the record after the end of the controller and all workers. See ``failure``."""
         lives = tuple(span.closed(now) for span in self.lives)
-        return replace(self, lives=lives, training=tuple(span.closed(now) for span in self.training))
+        training = tuple(span.closed(now) for span in self.training)
+        return replace(self, lives=lives, training=training, failure=without_middle(failure, MAX_FAILURE_CHARACTERS))
 
     def begin_attempt(self, now: float) -> Self:
         """Return the record of a trainer that is about to start, with a new attempt."""
@@ -104,6 +111,7 @@ class RunRecord:
             "restarts": dict(self.restarts),
             "rollbacks": [asdict(rollback) for rollback in self.rollbacks],
             "modules": self.modules,
+            "failure": self.failure,
         }
 
     @classmethod
@@ -121,9 +129,10 @@ class RunRecord:
             lives=_spans(value["lives"]),
             training=_spans(value["training"]),
             restarts={str(role): int(count) for role, count in value["restarts"].items()},
-            # Records of earlier versions of rlsrl lack the key.
+            # Records of earlier versions of rlsrl lack this key and the last one.
             rollbacks=tuple(Rollback(**rollback) for rollback in value.get("rollbacks", ())),
             modules=str(value["modules"]),
+            failure=str(value.get("failure", "")),
         )
 
 

@@ -14,7 +14,7 @@ from rlsrl.api.resolve import ResolvedExperiment
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.role_names import ACTOR, EVALUATOR
 from rlsrl.api.spec import RLExperiment
-from rlsrl.local.controller import WORKER_COMMAND, LaunchOptions, LocalController, RunOutcome
+from rlsrl.local.controller import WORKER_COMMAND, Failed, LaunchOptions, LocalController, RunOutcome
 from rlsrl.local.display import LineDisplay, TerminalDisplay, Viewer, open_display
 from rlsrl.local.edits import RunEdits
 from rlsrl.local.environment_check import EnvironmentCheck, is_users_own
@@ -82,23 +82,24 @@ def run_life(
     folder.begin_life(modules=modules)
     status_file.remove()
     monitor.start(interval_seconds=min(display.interval_seconds, STATUS_INTERVAL_SECONDS))
+    launch = LaunchOptions(environment=variables, logs=folder.logs, command=command, keep_fds=(folder.lock_fd,))
+    outcome: RunOutcome | None = None
     try:
         with _environment_check(folder, experiment, variables, display.note):
-            return LocalController(
+            outcome = LocalController(
                 plan=run_plan(folder.path, experiment, resolved),
                 edits=RunEdits(folder, experiment, note=display.note, on_applied=viewer.adopt),
                 journal=folder,
                 display=display,
                 watch=None if watch is None else partial(_look, watch, viewer, client, display),
-                launch=LaunchOptions(
-                    environment=variables, logs=folder.logs, command=command, keep_fds=(folder.lock_fd,)
-                ),
+                launch=launch,
             ).run()
+        return outcome
     finally:
         monitor.close()
         display.close()
         folder.check()
-        folder.end_life()
+        folder.end_life(failure=outcome.message if isinstance(outcome, Failed) else "")
 
 
 def _look(

@@ -23,10 +23,14 @@ def users_traceback(error: BaseException) -> str:
     """
     own = _without_first(error.__traceback__, lambda frame: _is_ours(frame) or _is_caller(frame))
     trace = own or _without_first(error.__traceback__, _is_ours)
-    text = "".join(traceback.format_exception(type(error), error, trace))
-    if (excess := len(text) - _MAX_CHARACTERS) <= 0:
+    return without_middle("".join(traceback.format_exception(type(error), error, trace)), _MAX_CHARACTERS)
+
+
+def without_middle(text: str, max_characters: int) -> str:
+    """Return the text; of a longer one the beginning and the end, with a line between them that says so."""
+    if (excess := len(text) - max_characters) <= 0:
         return text
-    half = _MAX_CHARACTERS // 2
+    half = max_characters // 2
     return f"{text[:half]}\n... ({excess} characters left out) ...\n{text[-half:]}"
 
 

@@ -1,16 +1,23 @@
-"""Debian's Chromium for tests, which reaches this machine alone."""
+"""Debian's Chromium for tests, which reaches this machine alone, and the page of ``rlsrl ui`` for it."""
 
 from __future__ import annotations
 
+import re
 import shutil
+import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 from selenium import webdriver
 from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
+
+from rlsrl.testing.live_runs import rlsrl_command
 
 
 @contextmanager
@@ -31,12 +38,61 @@ def chromium(scheme: Literal["light", "dark"] = "light") -> Iterator[webdriver.C
         driver.quit()
 
 
+@contextmanager
+def page(folder: Path) -> Iterator[str]:
+    """Serve the runs in ``folder/runs`` by ``rlsrl ui``; yield the page's address."""
+    (folder / "runs").mkdir(exist_ok=True)
+    process = subprocess.Popen(
+        [rlsrl_command(), "ui", "--port", "0"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:\d+/", line)
+        assert found, line
+        yield found[0]
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
 def text_of(browser: WebDriver, selector: str = "main") -> str:
     """Return the text of the first element that matches the selector; empty if no element does."""
     try:
         return browser.find_element(By.CSS_SELECTOR, selector).text
     except (NoSuchElementException, StaleElementReferenceException):
         return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessibleNode:
+    """A part of a page as screen readers get it."""
+
+    role: str
+    name: str
+    text: str
+    """The text in it, with a space between its parts."""
+
+
+def accessible(browser: webdriver.Chrome) -> list[AccessibleNode]:
+    """Return the nodes of the page's accessibility tree."""
+    nodes = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    by_id = {node["nodeId"]: node for node in nodes}
+
+    def value(node: dict[str, Any], member: str) -> str:
+        return str(node.get(member, {}).get("value", ""))
+
+    def text(node: dict[str, Any]) -> str:
+        if value(node, "role") == "StaticText":
+            return value(node, "name")
+        children = (by_id[child] for child in node.get("childIds", ()) if child in by_id)
+        return " ".join(filter(None, map(text, children)))
+
+    return [
+        AccessibleNode(role=value(node, "role"), name=value(node, "name"), text=text(node))
+        for node in nodes
+        if not node["ignored"]
+    ]
 
 
 def complaints(browser: webdriver.Chrome) -> list[str]:

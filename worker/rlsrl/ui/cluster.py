@@ -198,8 +198,8 @@ def _failure(experiment: Row) -> list[str]:
         return [f"{UNSEEN.meaning} {UNSEEN.cure}"]
     if status.get("phase") != "Failed":
         return []
-    ends = [each for each in objects(status, "conditions") if each.get("type") == FINISHED]
-    return [f"FAILED: {each.get('message')}" for each in ends]
+    ends = [each for each in _conditions(experiment) if each["type"] == FINISHED]
+    return ["\n".join(filter(None, [f"FAILED: {each['message']}", each["cure"]])) for each in ends]
 
 
 def _conditions(experiment: Row) -> list[Row]:

@@ -42,6 +42,8 @@ MAX_LOG_BYTES = 256 * 1024
 """Bytes at the end of a log that are read."""
 LATE_SECONDS = 5.0
 """Age from which the status of a live run is late, as in ``rlsrl top``."""
+RESUME = "Correct the cause. `rlsrl run` with the same experiment then resumes the run."
+"""The cure of a worker's failure that ended a life."""
 
 
 class FolderRuns(Runs):
@@ -115,7 +117,8 @@ def run_page(run: Path) -> dict[str, Any]:
     seen, experiment = _Seen.of(run), _experiment(run)
     document, age = seen.status if seen.status is not None else ({}, None)
     is_live, summary = seen.is_live, seen.summary
-    problems = [*troubles(document), *_late(age)] if is_live else _failure(summary)
+    failures = [f"FAILED: {seen.failure}"] if seen.failure else []
+    problems = [*troubles(document), *_late(age)] if is_live else failures
     ledgers = (document, summary) if is_live else (summary, document)
     return {
         **_row_of(run, seen),
@@ -170,6 +173,15 @@ class _Seen:
         summary = {} if is_live else _summary(run, record)
         return cls(is_live=is_live, record=record, summary=summary, status=status)
 
+    @property
+    def failure(self) -> str:
+        """Why the run failed: training itself, or a worker that ended for good. Empty if it did not, or lives."""
+        if failure := self.summary.get("failure"):
+            return str(failure)
+        if self.is_live or self.summary.get("finished") or self.record is None or not self.record.failure:
+            return ""
+        return f"{self.record.failure}\n{RESUME}"
+
 
 def _row_of(run: Path, seen: _Seen) -> dict[str, Any]:
     totals = mapping(seen.status[0], "totals") if seen.status is not None else {}
@@ -188,7 +200,7 @@ def _row_of(run: Path, seen: _Seen) -> dict[str, Any]:
 def _state(seen: _Seen) -> str:
     if seen.is_live:
         return str(seen.status[0].get("phase") or "starting") if seen.status is not None else "starting"
-    if seen.summary.get("failure"):
+    if seen.failure:
         return "failed"
     if seen.summary.get("finished"):
         return "finished"
@@ -200,11 +212,6 @@ def _state(seen: _Seen) -> str:
 def _late(age: float | None) -> list[str]:
     is_late = age is not None and age > LATE_SECONDS
     return [f"the status is {age:.0f} s old: the coordinator does not answer"] if is_late else []
-
-
-def _failure(summary: Mapping[str, Any]) -> list[str]:
-    failure = summary.get("failure")
-    return [f"FAILED: {failure}"] if failure else []
 
 
 def _experiment(run: Path) -> RLExperiment | None:

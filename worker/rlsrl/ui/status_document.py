@@ -20,8 +20,13 @@ MAX_REPORTS = 10_000
 """Workers of a role that are read: more than a run can have."""
 MAX_WORKERS = 2000
 """Workers that are listed of a role; of more, those that do not run come first."""
+MARKS = ("bad", "alive", "ended")
+"""How the page marks a worker, in the order of a list that is cut: it is silent or gone, it runs, it has ended with its
+run."""
 GONE = "gone"
 """The state of a worker that has left."""
+ENDED = "ended"
+"""The state of a worker that has ended with its run."""
 SHOWN_LINES = 200
 """Last lines of a log that are shown."""
 
@@ -64,30 +69,31 @@ def shown_lines(text: str) -> list[str]:
 def _role(document: Mapping[str, Any], role: str, *, is_live: bool) -> dict[str, Any]:
     """Return the workers of a role, then those that have left; of a run that has ended, all have ended."""
     reports = reports_of(document, role)[:MAX_REPORTS]
-    gone = [{**each, "state": GONE} for each in objects(document, "gone")[:MAX_REPORTS] if each.get("role") == role]
-    workers = [_worker(report) for report in (*reports, *gone)]
-    if not is_live:
-        ended = {"state": "ended", "runs": True, "busy": None, "waits": {}, "perSecond": None}
-        workers = [{**worker, **ended} for worker in workers]
+    gone = [each for each in objects(document, "gone")[:MAX_REPORTS] if each.get("role") == role]
+    # Workers leave at the end of training. Evaluators may still play the last version then.
+    left = ENDED if document.get("phase") == "finished" else GONE
+    found = [*((each, state(each)) for each in reports), *((each, left) for each in gone)]
+    workers = [_worker(report, worker_state if is_live else ENDED) for report, worker_state in found]
+    num_present = sum(worker["state"] != GONE for worker in workers)
     rates = [worker["perSecond"] for worker in workers if worker["perSecond"] is not None]
     if len(workers) > MAX_WORKERS:
-        workers = sorted(workers, key=lambda worker: worker["runs"])[:MAX_WORKERS]
-    return {"number": len(reports), "perSecond": sum(rates) if rates else None, "workers": workers}
+        workers = sorted(workers, key=lambda worker: MARKS.index(worker["mark"]))[:MAX_WORKERS]
+    return {"number": num_present, "perSecond": sum(rates) if rates else None, "workers": workers}
 
 
-def _worker(report: Mapping[str, Any]) -> dict[str, Any]:
-    shares = activity([report])
+def _worker(report: Mapping[str, Any], worker_state: str) -> dict[str, Any]:
+    has_ended = worker_state == ENDED
+    shares = {} if has_ended else activity([report])
     waits = {name: share for name, share in shares.items() if stage_of(name) is None}
-    worker_state = GONE if report.get("state") == GONE else state(report)
     return {
         "index": index if isinstance(index := report.get("index"), int) else None,
         "state": worker_state,
-        "runs": worker_state not in (SILENT, GONE),
+        "mark": "ended" if has_ended else "bad" if worker_state in (SILENT, GONE) else "alive",
         "busy": sum(share for name, share in shares.items() if name not in waits) if shares else None,
         "waits": waits,
-        "waitsFor": str(report.get("waiting_for") or ""),
+        "waitsFor": "" if has_ended else str(report.get("waiting_for") or ""),
         "version": str(report.get("version") or ""),
-        "perSecond": number(mapping(report, "stats"), "samples_per_second"),
+        "perSecond": None if has_ended else number(mapping(report, "stats"), "samples_per_second"),
     }
 
 

@@ -7,9 +7,11 @@ import { ago, element, isSelected, number, rows, settle } from "./elements.js";
 const MOST_PARTS = 100; // of a curve that are read in one look
 const LIST_MS = 2000, RUN_MS = 1000, VERSIONS_MS = 2000, LOG_MS = 3000;
 const main = document.getElementById("main"), where = document.getElementById("where"), age = document.getElementById("age");
+const said = document.getElementById("said"); // screen readers read it when it changes
 
 const problems = new Map(); // of the view that is shown, by what asks
 let shown = 0; // number of the view that is shown: answers of earlier ones are dropped
+let announced = ""; // what was said last, without what changes all the time
 
 async function ask(path) {
   const answer = await fetch(path);
@@ -44,6 +46,15 @@ function say(asks, text) {
   if (age.textContent !== first) age.textContent = first;
 }
 
+// Have screen readers read a state and the problems once, and again when another state or problem comes: numbers and
+// details change all the time.
+function announce(state, problems) {
+  const kinds = [state, ...problems.map((problem) => problem.split(":")[0].replace(/\d[\d.,]*/g, ""))].join("\n");
+  if (kinds === announced) return;
+  announced = kinds;
+  said.textContent = [state, ...problems.map((problem) => problem.split("\n")[0])].join(". ");
+}
+
 function stateOf(run) {
   return element("span", { class: `state ${run.state.replaceAll(" ", "-")}` }, run.state);
 }
@@ -58,9 +69,10 @@ function showList(view, problem) {
   const heads = [["Run"], ["State"], ["Mean return", 1], ["Env steps", 1], ["Steps/s", 1], ["Changed"]];
   const head = heads.map(([text, isNumber]) => element("th", { scope: "col", class: isNumber ? "number" : "" }, text));
   main.replaceChildren(
-    ...(problem ? [element("p", { class: "problems", role: "alert" }, problem)] : []), element("h1", {}, "Runs"), none,
+    ...(problem ? [element("p", { class: "problems" }, problem)] : []), element("h1", {}, "Runs"), none,
     element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, ...head)), body)),
   );
+  if (problem) announce(problem, []);
   repeat(view, LIST_MS, async () => {
     const runs = await ask("/api/runs");
     none.hidden = runs.length > 0;
@@ -80,28 +92,30 @@ function showRun(view, name) {
   where.textContent = name;
   document.title = `${name} - rlsrl`;
   const facts = element("dl", { class: "facts" }), troubles = element("div", {}), goals = element("div", {});
-  const roles = element("figure", {}), rolesBody = element("tbody", {});
-  const chart = element("figure", {}), metric = element("select", { id: "metric" });
+  const roles = element("figure", { tabindex: "0", "aria-label": "workers" }), rolesBody = element("tbody", {});
+  const chart = element("figure", { "aria-label": "curve" }), metric = element("select", { id: "metric" });
   const versions = element("tbody", {}), unread = element("div", {}), ledger = element("tbody", {});
-  const log = element("pre", { tabindex: "0", "aria-label": "last lines of the log" }), logs = element("select", { id: "log" });
-  const text = element("pre", { tabindex: "0", "aria-label": "experiment" });
+  const log = element("pre", { tabindex: "0", role: "region", "aria-label": "last lines of the log" }), logs = element("select", { id: "log" });
+  const text = element("pre", { tabindex: "0", role: "region", "aria-label": "experiment" });
   const conditions = element("section", {}), conditionsBody = element("tbody", {});
-  const table = (heads, body) => element("div", { class: "scroll" }, element("table", {},
-    element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))), body));
+  // A table may be wider than the page: the keyboard reaches it, to scroll it.
+  const table = (title, heads, body) => element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": title },
+    element("table", { "aria-label": title },
+      element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))), body));
   conditions.replaceChildren(element("h2", {}, "Conditions"),
-    table(["Condition", "Status", "Reason", "Since", "Message", "What to do"], conditionsBody));
+    table("Conditions", ["Condition", "Status", "Reason", "Since", "Message", "What to do"], conditionsBody));
   main.replaceChildren(
     element("h1", {}, name), facts, troubles, goals, conditions,
     element("h2", {}, "Workers"), roles,
     element("p", { class: "legend" },
       element("span", { class: "swatch busy" }), "works", element("span", { class: "swatch wait" }), "waits",
-      element("span", { class: "swatch bad" }), "does not run"),
+      element("span", { class: "swatch bad" }), "does not run", element("span", { class: "swatch ended" }), "has ended"),
     element("details", {}, element("summary", {}, "As a table"),
-      table(["Worker", "State", "Busy", "Waits for", "Version", "Per second"], rolesBody)),
+      table("Workers", ["Worker", "State", "Busy", "Waits for", "Version", "Per second"], rolesBody)),
     element("h2", {}, "Curve"),
     element("p", {}, element("label", { for: "metric" }, "Metric "), metric), chart,
-    element("h2", {}, "Versions"), unread, table(["Version", "Tags", "Env steps", "Mean return", "Evaluation", "State", "Stored"], versions),
-    element("h2", {}, "Ledger"), table(["Transitions", "Number"], ledger),
+    element("h2", {}, "Versions"), unread, table("Versions", ["Version", "Tags", "Env steps", "Mean return", "Evaluation", "State", "Stored"], versions),
+    element("h2", {}, "Ledger"), table("Ledger", ["Transitions", "Number"], ledger),
     element("h2", {}, "Logs"), element("p", {}, element("label", { for: "log" }, "Worker "), logs), log,
     element("details", {}, element("summary", {}, "Experiment"), text),
   );
@@ -115,6 +129,7 @@ function showRun(view, name) {
     page = await ask(path);
     if (view !== shown) return;
     showFacts(facts, page);
+    announce(`${name}: ${page.state}`, page.problems);
     settle(troubles, ...page.problems.map((problem) =>
       element("p", { class: `problems ${problem.startsWith("FAILED") ? "failed" : ""}` }, problem)));
     settle(goals, ...page.goals.map(goalLine));
@@ -127,7 +142,8 @@ function showRun(view, name) {
     ], (condition) => condition.type);
     picture(roles, page.roles);
     rows(rolesBody, workersOf(page.roles), (worker) => [
-      element("th", { scope: "row" }, `${worker.role} ${worker.index ?? ""}`), element("td", {}, worker.state),
+      element("th", { scope: "row" }, `${worker.role} ${worker.index ?? ""}`),
+      element("td", {}, element("span", { class: `state ${worker.mark}` }, worker.state)),
       element("td", {}, worker.busy === null ? "-" : `${Math.round(100 * worker.busy)} %`),
       element("td", {}, waitsOf(worker)), element("td", {}, worker.version), element("td", {}, number(worker.perSecond)),
     ]);
@@ -252,7 +268,7 @@ function route() {
   const name = kind === "run" && part ? decoded(part) : "";
   shown += 1;
   problems.clear();
-  age.textContent = "";
+  age.textContent = said.textContent = announced = "";
   if (name) showRun(shown, name);
   else showList(shown, name === null ? `The address ${location.hash} names no run.` : "");
   window.scrollTo(0, 0);

@@ -25,7 +25,7 @@ export function picture(figure, roles) {
   });
   way.slice(0, -1).forEach((role, place) => drawn.push(...arrow(place * (WIDTH + 60) + WIDTH + 6, roles[role].perSecond)));
   const width = columns.length * (WIDTH + 60) - 60;
-  const summary = columns.flat().map((role) => `${roles[role].number} ${role}${roles[role].number === 1 ? "" : "s"}`).join(", ");
+  const summary = `${columns.flat().map((role) => said(role, roles[role])).join("; ")}. The table that follows has each worker.`;
   const head = shape("marker", { id: "head", markerWidth: 8, markerHeight: 8, refX: 6, refY: 3, orient: "auto" },
     shape("path", { d: "M0 0 L6 3 L0 6", fill: "none", stroke: "currentColor" }));
   settle(figure, shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": summary },
@@ -36,22 +36,31 @@ function heightOf(role) {
   return 28 + Math.ceil(Math.min(role.workers.length, MOST) / COLUMNS) * (BOX + GAP);
 }
 
+// A role for screen readers: how many workers there are, and how many are in each state.
+function said(role, of) {
+  const states = new Map();
+  for (const { state } of of.workers) states.set(state, (states.get(state) ?? 0) + 1);
+  return `${of.number} ${role}: ${[...states].map(([state, many]) => `${many} ${state}`).join(", ")}`;
+}
+
 // The workers that are drawn: all, or those that do not run and as many of the others as there is room for.
 function drawnOf(workers) {
   if (workers.length <= MOST) return workers;
-  return [...workers.filter((worker) => !worker.runs), ...workers.filter((worker) => worker.runs)].slice(0, MOST);
+  const [bad, others] = [true, false].map((isBad) => workers.filter((worker) => (worker.mark === "bad") === isBad));
+  return [...bad, ...others].slice(0, MOST);
 }
 
 function group(role, of, x, y) {
   const rest = of.workers.length > MOST ? `, ${MOST} shown` : "";
   const boxes = drawnOf(of.workers).map((worker, place) => {
     const left = (place % COLUMNS) * (BOX + GAP) * ((WIDTH / COLUMNS) / (BOX + GAP)), top = 24 + Math.floor(place / COLUMNS) * (BOX + GAP);
-    const busy = worker.runs ? Math.min(1, worker.busy ?? 0) : 0;
+    const busy = worker.mark === "alive" ? Math.min(1, worker.busy ?? 0) : 0;
     const size = Math.min(BOX, WIDTH / COLUMNS - 2);
-    const title = `${role} ${worker.index ?? ""}: ${worker.state}, busy ${worker.busy === null ? "unknown" : `${Math.round(100 * busy)} %`}`;
-    return shape("g", {}, shape("title", {}, title),
-      shape("rect", { x: left, y: top, width: size, height: BOX, class: worker.runs ? "worker" : "bad" }),
-      shape("rect", { x: left, y: top + BOX * (1 - busy), width: size, height: BOX * busy, class: "busy" }));
+    const title = `${role} ${worker.index ?? ""}: ${worker.state}${worker.busy === null ? "" : `, busy ${Math.round(100 * busy)} %`}`;
+    const box = shape("rect", { x: left, y: top, width: size, height: BOX, class: worker.mark });
+    const work = shape("rect", { x: left, y: top + BOX * (1 - busy), width: size, height: BOX * busy, class: "busy" });
+    const cross = shape("path", { class: "cross", d: `M${left} ${top + BOX} l${size} ${-BOX}` });
+    return shape("g", {}, shape("title", {}, title), box, ...{ alive: [work], bad: [cross], ended: [] }[worker.mark]);
   });
   return shape("g", { transform: `translate(${x} ${y})` }, shape("text", { x: 0, y: 14 }, `${of.number} ${role}${rest}`), ...boxes);
 }
