@@ -39,7 +39,7 @@ def batch_of(*versions: Version, delivered: Delivered, first: int = 0, at: float
 
 
 def values_of(batch: InferenceBatch | None) -> list[int] | None:
-    return batch and [value_of(each) for each in batch.requests]
+    return None if batch is None else [value_of(each) for each in batch.requests]
 
 
 @pytest.mark.parametrize(
