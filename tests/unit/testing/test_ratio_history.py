@@ -86,11 +86,15 @@ class TracedRun:
         self._limiter.tune(pace)
 
     def be_killed(self) -> None:
+        """One slot is stored whose event is lost. An actor comes back with another one that it was granted before."""
         if self._slot_is_granted:
             self._gather(event_is_lost=True)
+        is_claimed = self._slot_is_granted
         self._saves = self._saves[:-1] or self._saves
         self._begin()
         self._limiter.load_state_dict(self._saves[-1], stored=self._stored, held=self._stored)
+        if is_claimed:
+            self._gather()
 
     def end(self) -> None:
         self._limiter.expect(self._stored + 200)

@@ -142,6 +142,8 @@ class RatioReport:
     """The smallest deficit: below 0, by rounding alone, training leads."""
     num_in_debt: int = 0
     """Events at which the deficit was above the bound: after a restore or a change."""
+    num_claimed: int = 0
+    """Lanes that arrived beyond those granted: a former life had granted them. See ``rlsrl.streams.credits``."""
     restores: list[Restore] = field(default_factory=list)
     num_env_steps: int = 0
     """Env steps that survive at the end."""
@@ -205,7 +207,7 @@ class _SurvivingHistory:
     """Adds up what survives, and checks each event.
 
     ``limit`` is the most updates by which gathering may lead, all that is granted counted as stored: the bound, or what
-    a restore or a change has left above it. Training lowers it to the bound, and nothing raises it but the next one.
+    a restore, a change or a claimed slot has left above it. Training lowers it to the bound, and only these raise it.
     """
 
     def __init__(self) -> None:
@@ -214,6 +216,8 @@ class _SurvivingHistory:
         self._stored = 0
         self._fresh = 0
         self._outstanding = 0
+        self._claimable = 0
+        """Lanes that former lives had granted and that had not arrived. Actors that reconnect may claim them."""
         self._updates = 0
         self._limit = 0.0
         self._end: int | None = None
@@ -281,6 +285,7 @@ class _SurvivingHistory:
     def _begin(self, event: LimiterStarted) -> None:
         self._life, self._pace = event, event.pace
         self._limit = max(self._limit, event.pace.bound)
+        self._claimable += max(0, self._outstanding)
         self._outstanding, self._end = 0, None
         self._has_begun = self._may_be_restored = True
 
@@ -327,22 +332,27 @@ class _SurvivingHistory:
     def _grant(self, event: LanesGranted) -> None:
         start, before_last = self._life.start, self._outstanding + event.lanes - 1
         self._outstanding += event.lanes
+        if self._outstanding <= 0:
+            return  # nothing more may be gathered: a claimed slot has taken these lanes before
         if self._fresh < max(start, 1):  # the store fills, whatever is due: training waits for its start
             of_start = self._fresh + before_last * self._life.steps_per_lane < start
             if of_start or before_last < self._pace.most_lanes:
                 self._limit = max(self._limit, self._lead)
                 return
-        bound = self._pace.bound
-        assert self._lead <= bound + self._rounding, (
-            f"gathering may lead by {self._lead} updates, and the bound is {bound}"
-        )
+        lead, bound = self._lead, self._pace.bound
+        assert lead <= bound + self._rounding, f"gathering may lead by {lead} updates, and the bound is {bound}"
 
     def _store(self, event: SlotStored) -> None:
         coming = max(0, self._outstanding)
         reaches = self._stored + coming * self._life.steps_per_lane
         is_complete = self._end is not None and reaches >= self._end
         room = self._pace.most_lanes - 1 if is_complete else 0  # the last slot is whole
-        assert event.lanes <= coming + room, f"{coming} lanes were granted and had not arrived, with room for {room}"
+        claimed = max(0, event.lanes - coming - room)
+        assert claimed <= self._claimable, (
+            f"{coming} lanes were granted and had not arrived, {self._claimable} in former lives, with room for {room}"
+        )
+        self._claimable -= claimed
+        self.report.num_claimed += claimed
         most = event.lanes * self._life.steps_per_lane
         assert event.env_steps <= most, f"so many lanes have {most} env steps"
         self._outstanding -= event.lanes
