@@ -46,10 +46,10 @@ from workloads import REPLAY_WORKLOADS
 
 from rlsrl.api.load import load_text
 from rlsrl.api.spec import ExperimentSpec, RLExperiment
-from rlsrl.cli.text import columns
 from rlsrl.envs.factory import EnvironmentSource, environment_spec
 from rlsrl.policies.effort import NetworkEffort
 from rlsrl.policies.products import Product
+from rlsrl.runs.text_table import columns
 from rlsrl.sizing.costs import MEASURED, Costs, MeasuredCosts, measured_costs
 from rlsrl.sizing.environment import measure_environment
 from rlsrl.sizing.estimate import estimate
