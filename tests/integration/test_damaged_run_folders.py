@@ -128,7 +128,7 @@ def resume(desk: Desk) -> str:
         with RunFolder.open(desk.run_folder) as folder:
             claim(folder, experiment, as_given=b"")
             assert not folder.is_finished()
-            lost = check_versions(folder)
+            _, lost = check_versions(folder)
             placement = local_placement(run_uid=folder.record.run_uid, run_folder=folder.path)
             lost += check_documents_and_pages(folder, resolve(experiment, placement).coordinator)
             settle_ledger(folder.ledger)

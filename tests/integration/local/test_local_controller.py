@@ -64,6 +64,10 @@ class MemoryJournal:
         path = self._folder / "trained"
         return path.stat().st_size if path.exists() else 0
 
+    def resumption(self) -> str | None:
+        """Return the words for a trainer."""
+        return f"from version {self.attempt}.7"
+
     def check(self) -> None:
         """Find the records in place."""
 
@@ -296,6 +300,8 @@ def test_a_process_that_ends_too_early_is_restarted(stage: Stage, role: str, end
     assert [len(stage.lives(each)) <= 1 for each in scripts if each != role] == [True, True]
     assert len(stage.lives(role)) == 2
     assert stage.display.notes[0] == f"{what}; restarting now (restart 1 of 5)"
+    said = [note for note in stage.display.notes if "resumes" in note]
+    assert said == (["trainer-0 resumes from version 1.7"] if role == "trainer" else [])
     if role == "trainer":
         assert [life["attempt"] for life in stage.lives("trainer")] == [1, 2]
     assert_gone(stage.pids(), timeout=0)

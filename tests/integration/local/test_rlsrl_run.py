@@ -133,7 +133,7 @@ def test_an_interrupted_run_goes_on_with_the_next_attempt(desk: Desk) -> None:
     resumed = desk.give("--set", "spec.stop.episodes=10")
 
     assert resumed.exit_code == 0
-    assert "resuming runs/toy, attempt 2" in resumed.output
+    assert "resuming runs/toy, attempt 2, from version 1.3 (2,048 env steps)\n" in resumed.output
     second = desk.summary()
     assert (second["run_uid"], second["attempts"], second["lives"]) == (first["run_uid"], 2, 2)
     assert second["versions"]["last"] == "2.7"
@@ -166,6 +166,17 @@ def test_a_second_signal_reports_the_lost_training(desk: Desk) -> None:
     assert result.exit_code == 130
     assert "killed without a last checkpoint: training after version 1.3 is lost" in result.output
     assert "to resume: rlsrl run toy.yaml\n" in result.output
+
+
+def test_a_resumption_says_from_which_version_and_what_the_last_status_shows_as_lost(desk: Desk) -> None:
+    desk.script("trainer", INTERRUPT, FINISH)
+    desk.give()
+    (desk.run / "status.json").write_text(json.dumps({"totals": {"train_steps": 5.0, "env_steps": 3584.0}}))
+
+    assert (
+        "resuming runs/toy, attempt 2, from version 1.3 (2,048 env steps); "
+        "training steps lost after it: at least 2 (to 3,584 env steps)\n"
+    ) in desk.give().output
 
 
 def test_a_finished_run_is_reported_and_not_continued(desk: Desk) -> None:

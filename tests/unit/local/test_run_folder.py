@@ -6,10 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rlsrl.api.role_configs import POLICY_NAME
+from rlsrl.data.version import Version
 from rlsrl.local.run_folder import RunFolder, RunFolderBusy, RunFolderError
 from rlsrl.local.run_names import RECORD
+from rlsrl.parameters.protocols import Parameters, TrainerState
 from rlsrl.testing.clock import ManualClock
 
 
@@ -60,6 +64,46 @@ def test_time_of_a_killed_life_ends_with_its_last_metrics(tmp_path: Path) -> Non
         again.end_life()
         assert again.record.wall_seconds == 33.0
         assert again.record.training_seconds == 30.0
+
+
+def store(folder: RunFolder, step: int, **metadata: int) -> None:
+    version = Version(1, step)
+    parameters = Parameters(version=version, vector=np.zeros(1, np.float32), layout="x")
+    state = TrainerState(version=version, arrays={}, values={})
+    folder.database.push(POLICY_NAME, parameters, metadata=metadata, state=state)
+
+
+@pytest.mark.parametrize(
+    ("status", "lost"),
+    [
+        (None, ""),
+        ("damaged", ""),
+        ('{"totals": {"train_steps": null}}', ""),
+        ('{"totals": {"train_steps": 300, "env_steps": 300000}}', ""),
+        (
+            '{"totals": {"train_steps": 441, "env_steps": 464119}}',
+            "; training steps lost after it: at least 62 (to 464,119 env steps)",
+        ),
+        ('{"totals": {"train_steps": 1441}}', "; training steps lost after it: at least 1,062"),
+    ],
+)
+def test_a_resumption_names_its_version_and_what_the_last_status_shows_as_lost(
+    tmp_path: Path, status: str | None, lost: str
+) -> None:
+    with create(tmp_path / "run") as folder:
+        if status is not None:
+            folder.status.write_text(status)
+        assert folder.resumption() is None, "no version is stored"
+        store(folder, 100)
+        store(folder, 379, env_steps=337953)
+        assert folder.resumption() == f"from version 1.379 (337,953 env steps){lost}"
+
+
+def test_a_resumption_from_an_older_version_than_the_newest(tmp_path: Path) -> None:
+    with create(tmp_path / "run") as folder:
+        store(folder, 100)
+        store(folder, 379, env_steps=337953)
+        assert folder.resumption(Version(1, 100)) == "from version 1.100"
 
 
 def test_a_held_folder_is_refused_with_its_holder(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from rlsrl.api.failures import CONFIGURATION_ERROR
 from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.local.processes import ChildProcess, OomKills, count_oom_kills
 from rlsrl.local.signals import SignalInbox
-from rlsrl.local.supervisor import Exit, Fail, RestartLimits, Supervisor
+from rlsrl.local.supervisor import Exit, Fail, Restart, RestartLimits, Supervisor
 from rlsrl.runtime.process import worker_environment
 
 WORKER_COMMAND = (sys.executable, "-m", "rlsrl.workers")
@@ -186,6 +186,9 @@ class Journal(Protocol):
 
     def trained(self) -> int:
         """Return the transitions that training has counted until now. Resuming from an older version lowers it."""
+
+    def resumption(self) -> str | None:
+        """Return from which version the next trainer resumes and what is lost, in words; None if that is unknown."""
 
     def check(self) -> None:
         """Raise ``RecordsLost`` if the records were removed or moved."""
@@ -384,10 +387,10 @@ class LocalController:
                 log=child.log,
                 lines=child.end_of_output(QUOTED_LINES),
             )
-        when = f"in {decision.delay_seconds:g} s" if decision.delay_seconds else "now"
         cause = _last_words(child, QUOTED_CHARACTERS) if code > 0 else ""
-        restart = f"restart {decision.used} of {self._supervisor.limits.budget}"
-        self._display.note(f"{child.name} {exit_text}{cause}; restarting {when} ({restart})")
+        self._display.note(f"{child.name} {exit_text}{cause}; {_restarting(decision, self._supervisor.limits.budget)}")
+        if child.role == TRAINER and (resumption := self._journal.resumption()) is not None:
+            self._display.note(f"{child.name} resumes {resumption}")
         self._journal.count_restart(child.role)
         self._waiting[child.role, child.number] = now + decision.delay_seconds
         return None
@@ -534,6 +537,11 @@ def _process_state(
 def _last_words(child: ChildProcess, max_characters: int) -> str:
     """Return the process's last line, after a colon; nothing if it printed nothing."""
     return "".join(f": {shorten(line, max_characters, placeholder='...')}" for line in child.last_lines(1))
+
+
+def _restarting(decision: Restart, budget: int) -> str:
+    when = f"in {decision.delay_seconds:g} s" if decision.delay_seconds else "now"
+    return f"restarting {when} (restart {decision.used} of {budget})"
 
 
 def describe_exit(code: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlsrl.api.resolved import CoordinatorConfig
 from rlsrl.api.role_configs import POLICY_NAME
+from rlsrl.data.version import Version
 from rlsrl.local.metrics_log import read_rows_and_damage
 from rlsrl.local.run_folder import FRESH, RunFolder
 from rlsrl.parameters.resumption import nothing_to_resume, rollback_of
@@ -15,8 +16,9 @@ class NothingToResume(Exception):
     """The run has trained, and no stored version is intact. The text says what to do."""
 
 
-def check_versions(folder: RunFolder) -> list[str]:
-    """Check the stored versions of a run that has started. Return what its next attempt loses; record it, too.
+def check_versions(folder: RunFolder) -> tuple[Version | None, list[str]]:
+    """Check the stored versions of a run that has started. Return the version from which its next attempt resumes, or
+    None, and which files are damaged and what that costs; record an older version than the newest, too.
 
     Raises:
         NothingToResume: training would begin from zero.
@@ -27,7 +29,7 @@ def check_versions(folder: RunFolder) -> list[str]:
     if point.version is None:
         if point.unusable or rows:
             raise NothingToResume(f"{folder.path}: {nothing_to_resume(point)}")
-        return []
+        return None, []
     lost = []
     if (rollback := rollback_of(point, attempt=folder.record.attempt + 1)) is not None:
         folder.record_rollback(rollback)
@@ -36,7 +38,7 @@ def check_versions(folder: RunFolder) -> list[str]:
         lost.append(f"{folder.metrics} is damaged: {num_damaged} lines are left out of the learning curve")
     if point.version.step and not rows:
         lost.append(f"{folder.metrics} has no rows: the learning curve begins after step {point.version.step}")
-    return lost
+    return point.version, lost
 
 
 def check_documents_and_pages(folder: RunFolder, config: CoordinatorConfig) -> list[str]:

@@ -20,9 +20,12 @@ from typing import Any, Self
 
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.role_names import TRAINER
+from rlsrl.data.version import Version
 from rlsrl.local.controller import RecordsLost
+from rlsrl.local.resumption import resumption_text
 from rlsrl.local.run_names import RECORD, RUNS
 from rlsrl.local.run_record import RunRecord
+from rlsrl.local.status_file import read_status
 from rlsrl.parameters.database import BlobParameterDB
 from rlsrl.parameters.resumption import Rollback
 from rlsrl.parameters.terminal import terminal_record
@@ -198,6 +201,17 @@ class RunFolder:
             return sum(page.counters["trained"] for page in read_pages(self.ledger) if page.role == TRAINER)
         return 0
 
+    def resumption(self, version: Version | None = None) -> str | None:
+        """Return from which version the next trainer resumes and what is lost, in words; None if that is unknown.
+
+        ``version``: an intact version with a state; None: the newest one with a state, which is not verified.
+        """
+        with contextlib.suppress(OSError):
+            for info in reversed(self.database.versions(POLICY_NAME)):
+                if info.has_state if version is None else info.version == version:
+                    return resumption_text(info, self._last_status())
+        return None
+
     def check(self) -> None:
         """Raise ``RecordsLost`` if the folder was removed or moved; also if another one has its name now."""
         try:
@@ -218,6 +232,11 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _last_status(self) -> Mapping[str, Any] | None:
+        with contextlib.suppress(OSError, ValueError):
+            return None if (found := read_status(self.status)) is None else found[0]
+        return None
 
     def _save(self, record: RunRecord) -> None:
         write_durably(self.path / RECORD, json.dumps(record.to_json(), indent=2).encode())

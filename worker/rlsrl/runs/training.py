@@ -236,8 +236,9 @@ def _run(
         console.say(f"{shown} has {ended}; --fresh renames its folder and starts a new run")
         return EndedRun(path=folder.path, outcome=Finished(), summary=summary)
     if folder.record.attempt:
-        lost = check_versions(folder)
-        console.say(f"resuming {shown}, attempt {folder.record.attempt + 1}")
+        version, lost = check_versions(folder)
+        found = None if version is None else folder.resumption(version)
+        console.say(", ".join(filter(None, (f"resuming {shown}", f"attempt {folder.record.attempt + 1}", found))))
         for text in lost:
             console.say(f"warning: {text}")
         _require_room(folder, experiment, modules, console)
