@@ -181,6 +181,15 @@ def test_the_closing_lines_name_result_folder_and_next_commands() -> None:
     ]
 
 
+def test_what_was_trained_and_rolled_back_is_not_counted_as_untrained() -> None:
+    lost = {**BALANCED["lost"], "rolled_back": 229226, "receiver_died": 3556}
+    ledger = {**BALANCED, "produced": 1433365, "trained": 1200583, "lost": lost}
+    assert closing_lines(summarize(replace(FACTS, ledger=ledger)), Path("runs/toy"))[1] == (
+        "gathered 1,433,365 transitions, 229,226 of them trained and rolled back (those weights are lost), "
+        "3,556 not trained"
+    )
+
+
 def test_a_failed_run_suggests_no_evaluation() -> None:
     assert closing_lines(summarize(FACTS), Path("runs/toy"), failed=True)[-1] == "results: runs/toy"
 

@@ -51,11 +51,17 @@ class RunRecord:
     restarts: Mapping[str, int] = field(default_factory=dict)
     """Restarts by role, over all lives."""
     rollbacks: tuple[Rollback, ...] = ()
-    """Resumptions from an older version than the newest, over all lives."""
+    """Resumptions from an older version than the newest, which was damaged, over all lives. The ledger's
+    ``lost.rolled_back`` counts the transitions that any resumption lost, also from the newest version."""
     modules: str = ""
     """The folder from which the last life imported the user's modules first; empty before the first life."""
     failure: str = ""
     """Which worker's failure ended the last life, and why. Empty if none did; a new life clears it."""
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the last life has no end. That is also so while it lasts: the folder's lock tells the two apart."""
+        return bool(self.lives) and self.lives[-1].ended_at is None
 
     @property
     def wall_seconds(self) -> float:

@@ -149,9 +149,14 @@ def _evaluation_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _untrained_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Return a line with the transitions that were gathered and not trained; nothing if none was gathered."""
+    """Return a line with the transitions that were gathered, and those of them that are not in the weights; nothing if
+    none was gathered.
+    """
     produced = summary["ledger"].get("produced", 0)
-    return [f"gathered {produced:,} transitions, {summary['untrained']:,} of them not trained"] if produced else []
+    rolled_back = summary["ledger"].get("lost", {}).get("rolled_back", 0)
+    lost = f"{rolled_back:,} of them trained and rolled back (those weights are lost), " if rolled_back else ""
+    untrained = f"{summary['untrained'] - rolled_back:,} {'' if lost else 'of them '}not trained"
+    return [f"gathered {produced:,} transitions, {lost}{untrained}"] if produced else []
 
 
 def _dropped_lines(ledger: Mapping[str, Any]) -> list[str]:
