@@ -74,8 +74,26 @@ def test_an_ended_run_shows_its_last_status(folder: Path) -> None:
     put(folder, age=7200.0)
     code, said = told("cartpole")
     assert code == 0
-    assert "here  running" in said
+    assert said.splitlines()[0].startswith("cartpole: ended, env steps 62,971, ")
+    assert "here  ended" in said
     assert said.endswith("\n\n2h old: the run has ended\n")
+
+
+def test_a_run_whose_controller_was_killed_is_shown_as_killed_with_what_resumes_it(folder: Path) -> None:
+    with RunFolder.open(folder) as opened:
+        opened.begin_life(modules=folder)
+    put(folder, age=5.0)
+    code, said = told("cartpole")
+    assert code == 0
+    assert said.splitlines()[0].startswith("cartpole: killed, env steps 62,971, ")
+    assert "here  killed" in said
+    assert "running" not in said
+    assert said.endswith("\n\n5s old: the run was killed before it could end; the command that started it resumes it\n")
+
+
+def test_the_last_status_of_a_finished_run_keeps_its_phase(folder: Path) -> None:
+    (folder / "status.json").write_text(json.dumps({**DOCUMENT, "phase": "finished"}))
+    assert told("cartpole")[1].startswith("cartpole: finished, ")
 
 
 def test_a_run_without_a_status_is_reported(folder: Path) -> None:
