@@ -90,6 +90,14 @@ def test_a_worker_without_a_report_at_the_end_is_ending() -> None:
     assert [row.state for row in rows(finished)] == ["running", "ending", "ending", "restarting"]
 
 
+@pytest.mark.parametrize(("state", "title"), [("ending", "ending"), ("ended", "ending"), ("restarting", "recovering")])
+def test_an_ending_run_is_not_recovering(state: Any, title: str) -> None:
+    trainer = replace(process("trainer", 0, None), state=state)
+    without_trainer = {**STATUS, "phase": "recovering"}
+    view = replace(VIEW, processes=(process("coordinator", 0, 10), trainer), status=without_trainer)
+    assert drawn(view).splitlines()[0].startswith(f"toy  {title}  12.3 s")
+
+
 def test_an_environment_that_hangs_is_named() -> None:
     text = "environment rank 3 has been in step for 42 s (actor-0)"
     hanging = replace(VIEW, status={**STATUS, "environment_calls": [{"text": text}]})

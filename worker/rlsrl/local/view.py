@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rlsrl.api.role_names import COORDINATOR, EVALUATOR
+from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.api.spec import Stop
 from rlsrl.local.controller import ProcessState
 from rlsrl.local.goals import RETURN_LABEL, SECONDS_LABEL, Goal, goals, time_left
@@ -184,7 +184,11 @@ def _phase(view: RunView) -> str:
         return "starting"
     if view.status_age_seconds > STALE_SECONDS:
         return f"status is {view.status_age_seconds:.0f} s old"
-    return str(view.status.get("phase", "running"))
+    phase = str(view.status.get("phase", "running"))
+    trainers = [process.state for process in view.processes if process.role == TRAINER]
+    # The coordinator knows only that no trainer holds a lease, and not that none is to come.
+    is_ending = bool(trainers) and {"ending", "ended"}.issuperset(trainers)
+    return "ending" if phase == "recovering" and is_ending else phase
 
 
 def _row(process: ProcessState, view: RunView, reports: Mapping[int, Mapping[str, Any]]) -> ProcessRow:
