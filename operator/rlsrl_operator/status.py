@@ -39,6 +39,7 @@ from rlsrl.api.status import (
     Phase,
     RoleStatus,
     Training,
+    return_text,
 )
 from rlsrl_operator.gang import attempt_of, parse_time
 from rlsrl_operator.manifests.context import MANAGER, ExperimentContext
@@ -389,18 +390,16 @@ def training(totals: Mapping[str, Any], now: datetime) -> Training:
     def whole(name: str) -> int | None:
         return None if (value := _number(totals, name)) is None else max(0, round(value))
 
-    def mean(name: str) -> str | None:
-        return None if (value := _number(totals, name)) is None else f"{value:.1f}"
-
     version = totals.get("version")
+    returns, lengths = _number(totals, "return_mean"), _number(totals, "length_mean")
     return Training(
         env_steps=whole("env_steps"),
         train_steps=whole("train_steps"),
         env_steps_per_second=whole("env_steps_per_second"),
         version=version if isinstance(version, str) and len(version) <= _MAX_VERSION_LENGTH else None,
         policy_lag=whole("policy_lag"),
-        return_mean=mean("return_mean"),
-        length_mean=mean("length_mean"),
+        return_mean=None if returns is None else return_text(returns),
+        length_mean=None if lengths is None else f"{lengths:.1f}",
         episode_info=_episode_info(totals.get("episode_info")) or None,
         updated_at=stamp(now),
     )

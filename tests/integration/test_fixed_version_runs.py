@@ -85,7 +85,7 @@ def test_a_resumed_run_plays_a_tag_and_another_run_plays_its_file(tmp_path: Path
         run.until(run.is_complete, "all processes at work: the evaluator waits")
         gate.touch()
         assert run.wait() == 0, run.output
-        assert f"evaluation of the fixed version {stored}: mean return 0.0 over 6 episodes" in run.output
+        assert f"evaluation of the fixed version {stored}: mean return 0.00 over 6 episodes" in run.output
     (row,) = rows_of(facts)
     assert row["step"] == stored.step
     assert row["scalars"]["fixed_evaluation/return_mean"] == 0.0

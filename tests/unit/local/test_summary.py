@@ -146,7 +146,7 @@ def test_an_unfinished_evaluation_has_the_episodes_that_ended_and_is_not_the_bes
     summary = summarize(replace(FACTS, versions=(info(9, evaluation=evaluation),)))
     assert (summary["evaluation"], summary["best"]) == ({"version": "1.9", **evaluation}, None)
     assert closing_lines(summary, Path("x"))[1] == (
-        "evaluation of the last version, 1.9: unfinished: 7 of 20 episodes ended, mean return 9.0 over 7 episodes, "
+        "evaluation of the last version, 1.9: unfinished: 7 of 20 episodes ended, mean return 9.00 over 7 episodes, "
         "won 1 in 7 episodes"
     )
 
@@ -171,7 +171,7 @@ def test_a_run_that_never_began() -> None:
 
 def test_the_closing_lines_name_result_folder_and_next_commands() -> None:
     assert closing_lines(summarize(FACTS), Path("my runs/toy")) == [
-        "toy finished (returnMean): mean return 1.5 after 1,000 env steps in 5.0 s (200 a second, start-up included)",
+        "toy finished (returnMean): mean return 1.50 after 1,000 env steps in 5.0 s (200 a second, start-up included)",
         "gathered 10 transitions, 0 of them not trained",
         "results: my runs/toy",
         "try next:",

@@ -144,6 +144,17 @@ def test_the_plain_line() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("return_mean", "text"), [(0.93456, "0.935"), (-0.04, "-0.0400"), (-0.0, "0.00"), (21.456, "21.5"), (99.96, "100.0")]
+)
+def test_small_returns_are_shown_with_three_digits(return_mean: float, text: str) -> None:
+    totals = {**STATUS["totals"], "return_mean": return_mean}
+    view = replace(VIEW, status={**STATUS, "totals": totals})
+    assert f"| return {text} of 475 |" in line(view)
+    assert f"{text} of 475" in drawn(view)
+    assert f"| return {text} |" in line(replace(view, stop=Stop(env_steps=10)))
+
+
 def test_versions_that_are_not_stored_are_shown() -> None:
     totals = {**STATUS["totals"], "unstored_versions": 1.0, "unstored_reason": "1.47: disk full"}
     full = replace(VIEW, status={**STATUS, "totals": totals})

@@ -96,6 +96,13 @@ class Training(Model):
     """The time of the coordinator's last answer. After a minute without one the numbers are out of date."""
 
 
+def return_text(value: float) -> str:
+    """Return a mean return as text: three digits, or more with one decimal."""
+    if abs(value) >= 99.95:  # it rounds to 100.0 or more
+        return f"{value:.1f}"
+    return f"{value + 0.0:#.3g}"  # -0.0 + 0.0 is 0.0
+
+
 class LastFailure(Model):
     """The trainers' last failure, except kills and lost connections."""
 

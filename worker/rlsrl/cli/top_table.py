@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlsrl.api.status import return_text
 from rlsrl.cli.text import printable
 from rlsrl.local.worker_report import (
     UNKNOWN,
@@ -59,11 +60,11 @@ def _gone(document: StatusDocument, role: str) -> list[StatusDocument]:
 
 def _experiment(document: StatusDocument) -> str:
     totals = mapping(document, "totals")
-    labels = {
+    labels: dict[str, tuple[str, str | Callable[[float], str]]] = {
         "env steps": ("env_steps", ",.0f"),
         "train steps": ("train_steps", ",.0f"),
         "env steps/s": ("env_steps_per_second", ",.0f"),
-        "return": ("return_mean", ".1f"),
+        "return": ("return_mean", return_text),
         "lag": ("policy_lag", "g"),
     }
     replay = {"replayed from": ("replay_transitions", ",.0f"), "updates behind": ("train_steps_behind", ",.0f")}

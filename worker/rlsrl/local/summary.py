@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rlsrl.api.status import return_text
 from rlsrl.data.episodes import info_texts
 from rlsrl.local.metrics_log import MetricsRow
 from rlsrl.local.run_record import RunRecord
@@ -97,7 +98,7 @@ def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = Fa
     After a failure no command follows: the error does.
     """
     return_mean = summary["return_mean"]
-    returns = _no_return(summary) if return_mean is None else f"mean return {return_mean:.1f}"
+    returns = _no_return(summary) if return_mean is None else f"mean return {return_text(return_mean)}"
     learned = summary["failure"] is None
     state = (
         f"finished ({summary['reason']})" if summary["finished"] else "has not finished" if learned else "has failed"
@@ -192,7 +193,7 @@ def _evaluation_text(evaluation: Mapping[str, Any]) -> str:
     if "return_mean" not in evaluation:
         return unfinished
     faults = f" ({cut:,} environment faults)" if (cut := evaluation.get("faults")) else ""
-    result = f"mean return {evaluation['return_mean']:.1f} over {evaluation['episodes']} episodes{faults}"
+    result = f"mean return {return_text(evaluation['return_mean'])} over {evaluation['episodes']} episodes{faults}"
     return ", ".join([*([unfinished] if unfinished else []), result, *info_texts(evaluation.get("episode_info", {}))])
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.api.spec import Stop
+from rlsrl.api.status import return_text
 from rlsrl.local.controller import ProcessState
 from rlsrl.local.goals import RETURN_LABEL, SECONDS_LABEL, Goal, goals, time_left
 from rlsrl.local.worker_report import (
@@ -116,7 +117,7 @@ def _figures(view: RunView) -> list[str]:
     found = view.goals
     texts = {goal.label: _goal_text(goal) for goal in found}
     texts.pop(SECONDS_LABEL, None)  # the line begins with the elapsed seconds
-    return_mean = texts.pop(RETURN_LABEL, f"return {shown(totals, 'return_mean', '.1f')}")
+    return_mean = texts.pop(RETURN_LABEL, f"return {shown(totals, 'return_mean', return_text)}")
     env_steps = texts.pop("env steps", f"env steps {shown(totals, 'env_steps', ',.0f')}")
     return [
         return_mean,
@@ -142,7 +143,7 @@ def render(view: RunView) -> RenderableType:
         progress.add_row(goal.label, bar, _goal_text(goal).removeprefix(goal.label).strip())
     numbers = Text(
         f"{shown(totals, 'env_steps', ',.0f')} env steps   {shown(totals, 'env_steps_per_second', ',.0f')} steps/s   "
-        f"return {shown(totals, 'return_mean', '.1f')}   lag {shown(totals, 'policy_lag', 'g')}   "
+        f"return {shown(totals, 'return_mean', return_text)}   lag {shown(totals, 'policy_lag', 'g')}   "
         f"version {version(totals)}" + "".join(f"   {text}" for text in _evaluation(view))
     )
     bold = [Text(text, "bold") for text in troubles(view.status)]
@@ -164,7 +165,7 @@ def _evaluation(view: RunView) -> list[str]:
     """Return the newest evaluation, and the results of fixed versions; nothing before the first."""
     stats = [mapping(report, "stats") for report in reports_of(view.status, EVALUATOR)]
     fixed = [
-        f"fixed version {attempt:.0f}.{step:.0f}: {mean:.1f}"
+        f"fixed version {attempt:.0f}.{step:.0f}: {return_text(mean)}"
         for each in stats
         if (attempt := number(each, "version_attempt")) is not None
         and (step := number(each, "version_step")) is not None
@@ -175,7 +176,7 @@ def _evaluation(view: RunView) -> list[str]:
         for each in stats
         if (step := number(each, "step")) is not None and (mean := number(each, "return_mean")) is not None
     ]
-    newest = [f"evaluated {max(found)[1]:.1f} at step {max(found)[0]:.0f}"] if found else []
+    newest = [f"evaluated {return_text(max(found)[1])} at step {max(found)[0]:.0f}"] if found else []
     return [*newest, *fixed]
 
 
@@ -246,7 +247,7 @@ def _reports(view: RunView) -> dict[int, Mapping[str, Any]]:
 
 
 def _goal_text(goal: Goal) -> str:
-    style = ".1f" if goal.label == RETURN_LABEL else ",.0f"
-    current = UNKNOWN if goal.current is None else format(goal.current, style)
+    style = return_text if goal.label == RETURN_LABEL else "{:,.0f}".format
+    current = UNKNOWN if goal.current is None else style(goal.current)
     target = format(goal.target, ",.0f" if goal.target.is_integer() else ",g")
     return f"{goal.label} {current} of {target}"

@@ -5,7 +5,7 @@ The document is another process's JSON: any field may be missing or have another
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlsrl.runtime.activity import stage_of
@@ -49,10 +49,12 @@ def number(values: Mapping[str, Any], name: str) -> float | None:
         return None
 
 
-def shown(values: Mapping[str, Any], name: str, style: str) -> str:
+def shown(values: Mapping[str, Any], name: str, style: str | Callable[[float], str]) -> str:
     """Return a member that is a number as text in that format; ``-`` for anything else."""
     value = number(values, name)
-    return UNKNOWN if value is None else format(value, style)
+    if value is None:
+        return UNKNOWN
+    return format(value, style) if isinstance(style, str) else style(value)
 
 
 def version(values: Mapping[str, Any]) -> str:
