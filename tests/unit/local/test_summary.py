@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlsrl.api.spec import Stop
 from rlsrl.data.version import Version
 from rlsrl.local.metrics_log import MetricsRow
 from rlsrl.local.run_record import RunRecord, Span
@@ -51,6 +52,7 @@ FACTS = RunFacts(
     },
     versions=(info(4, "step-4"), info(9, "best", "last", env_steps=900)),
     rows=(row(1, 0.0), row(2, 1.0)),
+    stop=Stop(return_mean=1.25, env_steps=5000, episodes=100),
     ledger=BALANCED,
 )
 
@@ -66,6 +68,8 @@ def test_a_finished_run() -> None:
         "env_steps": 1000,
         "train_steps": 9,
         "return_mean": 1.5,
+        "goal": 1.25,
+        "episodes": 100,
         "length_mean": None,
         "episode_info": {},
         "non_finite_returns": 0,
@@ -134,7 +138,7 @@ def test_length_and_values_of_info_are_in_summary_and_closing_lines() -> None:
     summary = summarize(replace(FACTS, terminal={"reason": "envSteps", "version": "1.9", "result": result}))
     assert (summary["length_mean"], summary["episode_info"]) == (21.44, INFO)
     assert closing_lines(summary, Path("x"))[1:4] == [
-        "episodes: mean length 21.4, won 0.933 in 1,200 episodes, is_succes - in 0 episodes",
+        "episodes: mean length 21.4, won 0.933 (mean of the last 100 of 1,200 episodes), is_succes - in 0 episodes",
         "WARNING: no episode had a finite number under is_succes in info (environment.episodeInfo).",
         "WARNING: the actors' logs name the keys of info; look for episode_info_missing.",
     ]
@@ -188,6 +192,28 @@ def test_what_was_trained_and_rolled_back_is_not_counted_as_untrained() -> None:
         "gathered 1,433,365 transitions, 229,226 of them trained and rolled back (those weights are lost), "
         "3,556 not trained"
     )
+
+
+def ended(reason: str, return_mean: float | None) -> list[str]:
+    """Return the closing lines of a run that this reason has ended."""
+    result = {"env_steps": 1000, "train_steps": 9, "return_mean": return_mean}
+    terminal = {"reason": reason, "version": "1.9", "result": result}
+    return closing_lines(summarize(replace(FACTS, terminal=terminal)), Path("runs/toy"))
+
+
+@pytest.mark.parametrize("reason", ["envSteps", "trainSteps", "wallSeconds"])
+def test_a_run_that_missed_its_goal_says_so_and_suggests_what_shows_why(reason: str) -> None:
+    lines = ended(reason, -0.5)
+    assert lines[0].startswith(
+        f"toy finished ({reason}): mean return -0.500, below the goal 1.25 (docs/debugging.md), after 1,000 env steps"
+    )
+    assert lines[-3:] == ["  rlsrl plot runs/toy", "  rlsrl eval runs/toy", "  rlsrl eval --stochastic runs/toy"]
+    assert "no episode ended, below the goal 1.25" in ended(reason, None)[0]
+
+
+@pytest.mark.parametrize(("reason", "return_mean"), [("returnMean", 1.25), ("envSteps", 1.25), ("now", -0.5)])
+def test_a_run_that_reached_its_goal_or_was_told_to_end_has_missed_none(reason: str, return_mean: float) -> None:
+    assert "goal" not in ended(reason, return_mean)[0]
 
 
 def test_a_failed_run_suggests_no_evaluation() -> None:

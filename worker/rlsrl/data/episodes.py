@@ -91,9 +91,19 @@ def info_statistics(scalars: Mapping[str, float]) -> dict[str, dict[str, float |
     return found
 
 
-def info_texts(statistics: InfoStatistics) -> list[str]:
-    """Return a text for each key: ``is_success 0.93 in 120 episodes``."""
+def info_texts(statistics: InfoStatistics, *, num_last: int | None = None) -> list[str]:
+    """Return a text for each key: ``is_success 0.93 in 120 episodes``.
+
+    ``num_last``: the means are of at most this many episodes, the last ones; None: of all.
+    """
     return [
-        f"{key} {'-' if (mean := values['mean']) is None else format(mean, '.3g')} in {values['count']:,.0f} episodes"
+        f"{key} {'-' if (mean := values['mean']) is None else format(mean, '.3g')} {_covered(values['count'], num_last)}"
         for key, values in statistics.items()
     ]
+
+
+def _covered(count: float | None, num_last: int | None) -> str:
+    """Return which episodes a mean covers."""
+    if count is not None and num_last is not None and count > num_last:
+        return f"(mean of the last {num_last:,} of {count:,.0f} episodes)"
+    return f"in {count:,.0f} episodes"

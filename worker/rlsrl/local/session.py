@@ -16,7 +16,7 @@ from rlsrl.api.role_names import ACTOR, EVALUATOR
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import WORKER_COMMAND, Failed, LaunchOptions, LocalController, RunOutcome
 from rlsrl.local.display import LineDisplay, TerminalDisplay, Viewer, open_display
-from rlsrl.local.edits import RunEdits
+from rlsrl.local.edits import RunEdits, recorded_experiment
 from rlsrl.local.environment_check import EnvironmentCheck, is_users_own
 from rlsrl.local.folder_check import check_documents_and_pages
 from rlsrl.local.metrics_log import fixed_evaluations, read_rows, training_rows
@@ -156,6 +156,7 @@ def write_summary(folder: RunFolder, experiment: RLExperiment) -> Mapping[str, A
             versions=folder.database.versions(POLICY_NAME),
             rows=training_rows(rows),
             fixed_evaluations=fixed_evaluations(rows),
+            stop=recorded_experiment(folder.path).spec.stop,
             ledger=read_ledger(folder.ledger),
         )
     )

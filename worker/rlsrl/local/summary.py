@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rlsrl.api.spec import Stop
 from rlsrl.api.status import return_text
 from rlsrl.data.episodes import info_texts
 from rlsrl.local.metrics_log import MetricsRow
@@ -36,6 +37,8 @@ class RunFacts:
     """The learning curve, without rolled-back rows."""
     fixed_evaluations: Sequence[Mapping[str, Any]] = ()
     """The results of fixed versions: see ``metrics_log.fixed_evaluations``."""
+    stop: Stop
+    """When the run ends, as last edited."""
     ledger: Mapping[str, Any]
     """``produced``, ``trained``, ``in_buffer``, ``dropped``, ``lost`` and ``balanced``, in transitions."""
 
@@ -57,6 +60,8 @@ def summarize(facts: RunFacts) -> dict[str, Any]:
         "env_steps": env_steps,
         "train_steps": int(result.get("train_steps", 0)),
         "return_mean": result.get("return_mean"),
+        "goal": facts.stop.return_mean,
+        "episodes": facts.stop.episodes,
         "length_mean": result.get("length_mean"),
         "episode_info": dict(result.get("episode_info", {})),
         "non_finite_returns": int(result.get("non_finite_returns", 0)),
@@ -93,12 +98,15 @@ def _evaluation(info: VersionInfo | None) -> dict[str, Any] | None:
 
 
 def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = False) -> list[str]:
-    """Return the last lines that the user reads: the result, the folder, and three commands to try next.
+    """Return the last lines that the user reads: the result, the folder, and commands to try next.
 
     After a failure no command follows: the error does.
     """
     return_mean = summary["return_mean"]
     returns = _no_return(summary) if return_mean is None else f"mean return {return_text(return_mean)}"
+    missed = _has_missed_goal(summary)
+    if missed:
+        returns += f", below the goal {summary['goal']:g} (docs/debugging.md),"
     learned = summary["failure"] is None
     state = (
         f"finished ({summary['reason']})" if summary["finished"] else "has not finished" if learned else "has failed"
@@ -119,8 +127,16 @@ def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = Fa
     ]
     if summary["versions"]["count"] and learned and not failed:
         run = shlex.quote(str(folder))
-        lines += ["try next:", f"  rlsrl eval {run}", f"  rlsrl params list {run}", f"  rlsrl plot {run}"]
+        commands = ("plot", "eval", "eval --stochastic") if missed else ("eval", "params list", "plot")
+        lines += ["try next:", *(f"  rlsrl {command} {run}" for command in commands)]
     return lines
+
+
+def _has_missed_goal(summary: Mapping[str, Any]) -> bool:
+    """Return whether a limit of ``stop`` ended the run before ``stop.returnMean`` was reached."""
+    goal, return_mean = summary["goal"], summary["return_mean"]
+    has_reached_limit = summary["finished"] and summary["reason"] not in ("returnMean", "now")
+    return has_reached_limit and goal is not None and (return_mean is None or return_mean < goal)
 
 
 def _episode_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -128,7 +144,8 @@ def _episode_lines(summary: Mapping[str, Any]) -> list[str]:
     if summary["length_mean"] is None:
         return []
     info = summary["episode_info"]
-    lines = [", ".join([f"episodes: mean length {summary['length_mean']:.1f}", *info_texts(info)])]
+    texts = info_texts(info, num_last=summary["episodes"])
+    lines = [", ".join([f"episodes: mean length {summary['length_mean']:.1f}", *texts])]
     if missing := [key for key, statistics in info.items() if not statistics["count"]]:
         lines += [
             f"WARNING: no episode had a finite number under {', '.join(missing)} in info (environment.episodeInfo).",
