@@ -263,7 +263,7 @@ def test_a_last_version_without_room_ends_the_run_with_what_to_do(disk: SmallDis
     assert " are free: free " in error
     assert "trainer-0 exited with code 4" in run.output
     assert "Traceback" not in run.output
-    assert "to resume: rlsrl run live.yaml --set spec.parameters.retryLastSeconds=3" in run.output
+    assert re.search(r"to resume: \S*rlsrl run live.yaml --set spec.parameters.retryLastSeconds=3\n", run.output)
     summary = disk.desk.facts().json("summary.json")
     assert (summary["finished"], summary["restarts"], summary["attempts"]) == (False, {}, 1)
     assert summary["ledger"]["balanced"]
@@ -285,7 +285,7 @@ def test_a_signal_ends_the_wait_for_room(disk: SmallDisk, signum: signal.Signals
     assert ": rlsrl: the last version, 1." in note
     assert str(disk.path) in note
     assert " are free: free " in note
-    assert "to resume: rlsrl run live.yaml" in run.output
+    assert re.search(r"to resume: \S*rlsrl run live.yaml\n", run.output)
     assert disk.desk.facts().leftovers() == []
     summary = disk.desk.facts().json("summary.json")
     assert (summary["finished"], summary["restarts"]) == (False, {})

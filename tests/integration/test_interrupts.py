@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -59,7 +60,7 @@ def interrupt(run: LiveRun, signum: signal.Signals) -> None:
     assert summary["ledger"]["trained"] == newest.metadata["env_steps"]
     assert summary["ledger"]["balanced"]
     assert set(summary["ledger"]["lost"].values()) == {0}
-    assert "to resume: rlsrl run live.yaml" in run.output
+    assert re.search(r"to resume: \S*rlsrl run live.yaml\n", run.output)
 
 
 def finish(desk: GatedDesk) -> None:

@@ -60,7 +60,9 @@ assert rlsrl.train(EXPERIMENT, changes=further).summary["train_steps"] == 5
     assert done.returncode == 0, done.stderr
     assert "the run had ended, and continues" in done.stdout
     assert "resuming" in done.stdout, "only the last call shows its progress"
-    assert done.stdout.count("\n") < 10
+    assert done.stdout.count("\n") < 12
+    assert done.stdout.count("mine finished (trainSteps): ") == 1
+    assert f"\nresults: {tmp_path / 'runs' / 'mine'}\n" in done.stdout
     assert rlsrl.Run(tmp_path / "runs" / "mine").summary is not None
 
 
@@ -114,17 +116,19 @@ def test_invalid_experiments_are_refused_by_field(tmp_path: Path) -> None:
 def test_an_interruption_stores_a_checkpoint_and_the_next_call_resumes(tmp_path: Path) -> None:
     program = f"import rlsrl\n{EXPERIMENT}\nrlsrl.train(EXPERIMENT, changes={{'stop.trainSteps': 10**6}})"
     process = subprocess.Popen(
-        [sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     metrics = tmp_path / "runs" / "mine" / "metrics.jsonl"
     try:
         until(lambda: metrics.exists() and metrics.stat().st_size > 0, "the first row of metrics")
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        shown, errors = process.communicate(timeout=60)
     finally:
         process.kill()  # its workers die with it
     assert process.returncode == -signal.SIGINT
     assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert "\nmine has not finished: " in shown
+    assert shown.endswith("\nto resume: the same call\n")
     summary = rlsrl.Run(tmp_path / "runs" / "mine").summary
     assert summary is not None
     assert not summary["finished"]

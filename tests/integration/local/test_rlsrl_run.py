@@ -156,6 +156,37 @@ def test_a_run_whose_folder_is_gone_ends_with_its_name(desk: Desk, step: dict) -
     assert not (desk.run / "controller.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("path", "program"),
+    [
+        ("", ".venv/bin/rlsrl"),
+        ("other", ".venv/bin/rlsrl"),
+        ("other:.venv/bin", ".venv/bin/rlsrl"),
+        (".venv/bin:other", "rlsrl"),
+    ],
+)
+def test_commands_are_named_as_the_user_can_call_them(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, path: str, program: str
+) -> None:
+    for folder in ("other", ".venv/bin"):
+        (desk.folder / folder).mkdir(parents=True)
+        (desk.folder / folder / "rlsrl").touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [".venv/bin/rlsrl"])
+    monkeypatch.setenv("PATH", ":".join(str(desk.folder / each) for each in path.split(":") if each))
+    desk.script("trainer", INTERRUPT)
+    output = desk.give().output
+    assert f"\n  {program} eval runs/toy\n" in output
+    assert f"\nto resume: {program} run toy.yaml\n" in output
+
+
+def test_a_run_below_its_goal_says_so(desk: Desk) -> None:
+    desk.script("trainer", [{"push": {**RESULT, "return_mean": -0.5}, "terminal": "envSteps"}, {"exit": 0}])
+    result = desk.give("--set", "spec.stop.envSteps=2048")
+    assert result.exit_code == 0
+    assert "toy finished (envSteps): mean return -0.500, below the goal 475 (docs/debugging.md), after" in result.output
+    assert "\n  rlsrl eval --stochastic runs/toy\n" in result.output
+
+
 def test_a_second_signal_reports_the_lost_training(desk: Desk) -> None:
     push = {"push": {**RESULT, "train_steps": 3}, "terminal": None}
     interrupt = {"signal_parent": "SIGINT"}

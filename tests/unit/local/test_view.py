@@ -145,7 +145,8 @@ def test_the_plain_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("return_mean", "text"), [(0.93456, "0.935"), (-0.04, "-0.0400"), (-0.0, "0.00"), (21.456, "21.5"), (99.96, "100.0")]
+    ("return_mean", "text"),
+    [(0.93456, "0.935"), (-0.04, "-0.0400"), (-0.0, "0.00"), (21.456, "21.5"), (99.96, "100.0")],
 )
 def test_small_returns_are_shown_with_three_digits(return_mean: float, text: str) -> None:
     totals = {**STATUS["totals"], "return_mean": return_mean}

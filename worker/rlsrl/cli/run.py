@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 import sys
 from functools import partial
@@ -13,12 +14,12 @@ import click
 
 from rlsrl.api.load import GivenExperiment, SpecError
 from rlsrl.cli.errors import SIGNALLED, UserError, environment_failed
-from rlsrl.local.controller import Failed, Finished, Interrupted, RecordsLost
+from rlsrl.local.controller import Failed, Finished, RecordsLost
 from rlsrl.local.display import UnbreakableOutput
 from rlsrl.local.folder_check import NothingToResume
 from rlsrl.local.run_folder import RunFolderError
 from rlsrl.local.run_names import RUNS
-from rlsrl.local.summary import closing_lines
+from rlsrl.local.summary import next_commands
 from rlsrl.runs.training import Console, EndedRun, train_on_this_machine
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
 from rlsrl.runtime.ledger import LedgerError
@@ -120,15 +121,15 @@ def _train_seeds(
 def _report(ended: EndedRun, again: str) -> int:
     """Print the result, and return the exit status."""
     outcome, summary = ended.outcome, ended.summary
-    for line in closing_lines(summary, _short(ended.path), failed=isinstance(outcome, Failed)):
+    shown = _short(ended.path)
+    commands = [] if isinstance(outcome, Failed) else next_commands(summary, shown, program=shlex.quote(_program()))
+    for line in (*ended.result_lines(shown), *commands):  # after a failure the error follows
         _say(line)
     if (failure := summary["failure"]) is not None:
         _say(f"error: {failure}", err=True)
         return FAILED
     if isinstance(outcome, Finished):
         return FINISHED
-    if isinstance(outcome, Interrupted) and outcome.killed:
-        _say(f"killed without a last checkpoint: training after version {summary['versions']['last']} is lost")
     if isinstance(outcome, Failed) and outcome.configuration and not summary["env_steps"]:
         # The mended experiment may be another one, which a run folder refuses. Nothing is lost.
         _say(f"once it is mended: {again} --fresh")
@@ -151,7 +152,15 @@ def _again(file: Path, overrides: tuple[str, ...], seed: int | None, run_dir: Pa
     changes = [argument for override in overrides for argument in ("--set", override)]
     seeded = [] if seed is None else ["--seed", str(seed)]
     folder = [] if run_dir is None else ["--run-dir", str(run_dir)]
-    return shlex.join(["rlsrl", "run", str(file), *changes, *seeded, *folder])
+    return shlex.join([_program(), "run", str(file), *changes, *seeded, *folder])
+
+
+def _program() -> str:
+    """Return how the user calls rlsrl: by its path where PATH leads to no or another one."""
+    called, found = Path(sys.argv[0]), shutil.which("rlsrl")
+    if called.name != "rlsrl" or not called.exists() or (found is not None and called.samefile(found)):
+        return "rlsrl"
+    return str(_short(called.absolute()))
 
 
 def _short(path: Path) -> Path:

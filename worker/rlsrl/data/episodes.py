@@ -96,14 +96,11 @@ def info_texts(statistics: InfoStatistics, *, num_last: int | None = None) -> li
 
     ``num_last``: the means are of at most this many episodes, the last ones; None: of all.
     """
-    return [
-        f"{key} {'-' if (mean := values['mean']) is None else format(mean, '.3g')} {_covered(values['count'], num_last)}"
-        for key, values in statistics.items()
-    ]
+    return [_info_text(key, values["mean"], values["count"] or 0, num_last) for key, values in statistics.items()]
 
 
-def _covered(count: float | None, num_last: int | None) -> str:
-    """Return which episodes a mean covers."""
-    if count is not None and num_last is not None and count > num_last:
-        return f"(mean of the last {num_last:,} of {count:,.0f} episodes)"
-    return f"in {count:,.0f} episodes"
+def _info_text(key: str, mean: float | None, count: float, num_last: int | None) -> str:
+    text = f"{key} {'-' if mean is None else format(mean, '.3g')}"
+    if num_last is None or count <= num_last:
+        return f"{text} in {count:,.0f} episodes"
+    return f"{text} (mean of the last {num_last:,} of {count:,.0f} episodes)"

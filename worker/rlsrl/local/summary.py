@@ -97,24 +97,18 @@ def _evaluation(info: VersionInfo | None) -> dict[str, Any] | None:
     return None if info is None or evaluation is None else {"version": str(info.version), **evaluation}
 
 
-def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = False) -> list[str]:
-    """Return the last lines that the user reads: the result, the folder, and commands to try next.
-
-    After a failure no command follows: the error does.
-    """
+def result_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the result and the folder, for the user to read."""
     return_mean = summary["return_mean"]
     returns = _no_return(summary) if return_mean is None else f"mean return {return_text(return_mean)}"
-    missed = _has_missed_goal(summary)
-    if missed:
+    if _has_missed_goal(summary):
         returns += f", below the goal {summary['goal']:g} (docs/debugging.md),"
-    learned = summary["failure"] is None
-    state = (
-        f"finished ({summary['reason']})" if summary["finished"] else "has not finished" if learned else "has failed"
-    )
+    unfinished = "has not finished" if summary["failure"] is None else "has failed"
+    state = f"finished ({summary['reason']})" if summary["finished"] else unfinished
     rate = summary["env_steps_per_second"]
     speed = f" ({rate:,.0f} a second, start-up included)" if rate else ""
     effort = f"{summary['env_steps']:,} env steps in {summary['training_seconds']:.1f} s{speed}"
-    lines = [
+    return [
         f"{summary['name']} {state}: {returns} after {effort}",
         *_episode_lines(summary),
         *_evaluation_lines(summary),
@@ -125,11 +119,18 @@ def closing_lines(summary: Mapping[str, Any], folder: Path, *, failed: bool = Fa
         *ledger_warning(summary["ledger"]),
         f"results: {folder}",
     ]
-    if summary["versions"]["count"] and learned and not failed:
-        run = shlex.quote(str(folder))
-        commands = ("plot", "eval", "eval --stochastic") if missed else ("eval", "params list", "plot")
-        lines += ["try next:", *(f"  rlsrl {command} {run}" for command in commands)]
-    return lines
+
+
+def next_commands(summary: Mapping[str, Any], folder: Path, *, program: str) -> list[str]:
+    """Return commands to try next; nothing after a failure, or without a version.
+
+    ``program`` is how the user calls rlsrl.
+    """
+    if summary["failure"] is not None or not summary["versions"]["count"]:
+        return []
+    missed = _has_missed_goal(summary)
+    commands = ("plot", "eval", "eval --stochastic") if missed else ("eval", "params list", "plot")
+    return ["try next:", *(f"  {program} {command} {shlex.quote(str(folder))}" for command in commands)]
 
 
 def _has_missed_goal(summary: Mapping[str, Any]) -> bool:

@@ -27,6 +27,7 @@ from rlsrl.local.replay_room import require_room_for_stores
 from rlsrl.local.run_folder import RunFolder
 from rlsrl.local.run_names import RUNS
 from rlsrl.local.session import draw_curve, run_life, write_summary
+from rlsrl.local.summary import result_lines
 from rlsrl.runs.progress import RunWatch, TrainingProgress
 from rlsrl.runs.run import Run
 from rlsrl.runtime.extras import require_for_training
@@ -61,8 +62,8 @@ def train(
         changes: Fields by path with their values, for example ``{"seed": 3, "stop.envSteps": 10_000}``.
         run_dir: The run folder; None: ``runs/<name>``.
         fresh: Whether to rename an existing run folder to ``<name>.<n>`` and to start a new run.
-        progress: Whether to print the progress: a live view on a terminal, otherwise lines: every few
-            seconds at first, later every minute.
+        progress: Whether to print the progress and the result. The progress is a live view on a terminal, otherwise
+            lines: every few seconds at first, later every minute.
         on_progress: Called about once a second while the run trains. It may log metrics of its own, and stop the run.
             While it works, workers that die are not restarted, so it returns soon. An error that it raises ends the
             run as Ctrl-C does, and is raised again; Ctrl-C meanwhile is such an error.
@@ -97,6 +98,8 @@ def train(
             console=Console(output=output, say=say, warn=partial(warnings.warn, stacklevel=2)),
             on_progress=on_progress,
         )
+        again = ["to resume: the same call"] if isinstance(ended.outcome, Interrupted) else []
+        say("\n".join([*ended.result_lines(ended.path), *again]))
     return _finished(ended)
 
 
@@ -143,6 +146,14 @@ class EndedRun:
         if (failure := self.summary["failure"]) is not None:
             return str(failure)
         return self.outcome.message if isinstance(self.outcome, Failed) else None
+
+    def result_lines(self, shown: Path) -> list[str]:
+        """Return the result for the user to read; ``shown`` is how the run folder is named."""
+        lines = result_lines(self.summary, shown)
+        if isinstance(self.outcome, Interrupted) and self.outcome.killed:
+            last = self.summary["versions"]["last"]
+            lines.append(f"killed without a last checkpoint: training after version {last} is lost")
+        return lines
 
 
 @dataclass(frozen=True, kw_only=True)
