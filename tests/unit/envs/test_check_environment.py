@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import gymnasium
@@ -94,6 +95,43 @@ def test_environments_with_actions_of_several_parts_pass(kind: str) -> None:
 def test_each_breach_is_named(answers: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         check_environment(Walk(**answers))
+
+
+CONSTANT = np.zeros(2, np.float32)
+
+
+def test_an_observation_that_never_changes_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="the observation was the same in 200 steps with random actions") as caught:
+        check_environment(Walk(observation=CONSTANT, reset=(CONSTANT, {})))
+    assert caught[0].filename == __file__
+
+
+class InPlace(Walk):
+    """Writes each observation into the same array."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = np.zeros(2, np.float32)
+
+    def observe(self) -> Any:
+        self.buffer[:] = super().observe()
+        return self.buffer
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        Walk(),
+        InPlace(),
+        Walk(reset=(CONSTANT, {})),
+        pytest.param(Walk(observation=CONSTANT, reset=(CONSTANT, {}), terminated=True), id="bandit"),
+        pytest.param(Walk(observation=CONSTANT), id="changes with resets"),
+    ],
+)
+def test_an_observation_that_changes_or_is_the_only_one_of_each_episode_is_no_warning(env: Walk) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_environment(env)
 
 
 def test_all_breaches_are_named_at_once_and_each_once() -> None:

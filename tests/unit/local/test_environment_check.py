@@ -28,6 +28,13 @@ class Old(gymnasium.Wrapper):
 def old():
     return Old(gymnasium.make("CartPole-v1"))
 
+class Blind(gymnasium.ObservationWrapper):
+    def observation(self, observation):
+        return observation * 0
+
+def blind():
+    return Blind(gymnasium.make("CartPole-v1"))
+
 def sound():
     return gymnasium.make("CartPole-v1")
 
@@ -85,6 +92,13 @@ def test_a_step_without_five_results_is_named_before_training(tmp_path: Path) ->
     assert text.splitlines() == [
         "warning: the environment breaks Gymnasium's contract:",
         "  - step() returned a tuple of 4, not (observation, reward, terminated, truncated, info)",
+    ]
+
+
+def test_a_constant_observation_is_named_before_training(tmp_path: Path) -> None:
+    write_config(tmp_path, "blind")
+    assert Shown(tmp_path).end() == [
+        "warning: the observation was the same in 50 steps with random actions: the policy cannot tell states apart"
     ]
 
 

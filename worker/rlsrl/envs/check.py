@@ -6,7 +6,10 @@ For users' own tests, and to say what is wrong with a result that an actor canno
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator
+import warnings
+from collections.abc import Generator, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, SupportsFloat, cast
 
@@ -33,7 +36,8 @@ def check_environment(env: gymnasium.Env[Any, Any], *, num_steps: int = 200, see
     """Step ``env`` with random legal actions, compare its results with its spaces, and return its spec.
 
     Checks that spaces are supported, and the shapes, dtypes and keys of observations. Checks that values are finite,
-    that ``step`` returns a five-tuple of the right types, and that equal seeds give equal first observations.
+    that ``step`` returns a five-tuple of the right types, and that equal seeds give equal first observations. Warns
+    (``UserWarning``) if the observation never changes.
 
     Args:
         env: The environment. The caller closes it.
@@ -44,16 +48,31 @@ def check_environment(env: gymnasium.Env[Any, Any], *, num_steps: int = 200, see
         ConfigurationError: the environment has problems; the text lists all of them, one per line.
     """
     spec = EnvironmentInterface.of(env).spec
-    if problems := problems_of(env, num_steps=num_steps, seed=seed):
+    findings = examine(env, num_steps=num_steps, seed=seed)
+    for text in findings.warnings:
+        warnings.warn(f"{env}: {text}", stacklevel=2)
+    if findings.problems:
         raise ConfigurationError(
-            "\n".join([f"{env} breaks Gymnasium's contract:", *(f"- {line}" for line in problems)])
+            "\n".join([f"{env} breaks Gymnasium's contract:", *(f"- {line}" for line in findings.problems)])
         )
     return spec
 
 
-def problems_of(env: gymnasium.Env[Any, Any], *, num_steps: int, seed: int = 0) -> list[str]:
-    """Return the problems that ``check_environment`` finds, each once."""
-    return list(dict.fromkeys(_problems(env, num_steps, seed)))
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What ``check_environment`` finds, each text once."""
+
+    problems: Sequence[str]
+    """Where the environment breaks Gymnasium's contract."""
+    warnings: Sequence[str]
+    """What the contract allows, and is probably a mistake."""
+
+
+def examine(env: gymnasium.Env[Any, Any], *, num_steps: int, seed: int = 0) -> Findings:
+    """Return what ``check_environment`` finds."""
+    observations = _Observations(env.observation_space)
+    problems = list(dict.fromkeys(_problems(env, num_steps, seed, observations)))
+    return Findings(problems=problems, warnings=observations.warnings())
 
 
 def unusable_step(env: gymnasium.Env[Any, Any], result: Any, error: BaseException) -> BaseException:
@@ -111,7 +130,42 @@ def _place(env: gymnasium.Env[Any, Any], method: str) -> str:
     return "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
 
 
-def _problems(env: gymnasium.Env[Any, Any], num_steps: int, seed: int) -> Iterator[str]:
+class _Observations:
+    """Compares all observations of a check."""
+
+    def __init__(self, space: gymnasium.Space[Any]) -> None:
+        self._space = space
+        self._first: Any = None
+        self._are_equal = True
+        self._num_steps = 0
+        self._goes_on = False
+
+    def add(self, observation: Any) -> None:
+        """Add what ``reset`` or ``step`` returned. A malformed one is a problem of its own, and ends the comparison."""
+        if not self._are_equal:
+            return
+        if any(_observation_problems(self._space, observation, "")):
+            self._are_equal = False
+        elif self._first is None:
+            self._first = deepcopy(observation)  # the environment may write into the same array again
+        else:
+            self._are_equal = _equal(self._first, observation)
+
+    def add_step(self, observation: Any, *, has_ended: bool) -> None:
+        """Add what ``step`` returned; ``has_ended``: the episode ended with it."""
+        self.add(observation)
+        self._num_steps += 1
+        self._goes_on = self._goes_on or not has_ended
+
+    def warnings(self) -> list[str]:
+        """Return a text if nothing changed. Episodes of one step, as of a bandit, need no other observation."""
+        if not (self._are_equal and self._goes_on and self._num_steps > 1):
+            return []
+        same = f"the observation was the same in {self._num_steps} steps with random actions"
+        return [f"{same}: the policy cannot tell states apart"]
+
+
+def _problems(env: gymnasium.Env[Any, Any], num_steps: int, seed: int, observations: _Observations) -> Iterator[str]:
     """Yield problems as they are found. Stop early where further steps make no sense."""
     from rlsrl.envs.wrappers import random_action
 
@@ -122,6 +176,7 @@ def _problems(env: gymnasium.Env[Any, Any], num_steps: int, seed: int) -> Iterat
     again = yield from _reset(env, seed)
     if again is not None and not _equal(first, again):
         yield f"reset(seed={seed}) gave two different observations: call super().reset(seed=seed), use self.np_random"
+    observations.add(first)
     observation = first if again is None else again
     for _ in range(num_steps):
         result: Any = env.step(random_action(env, observation))
@@ -129,10 +184,12 @@ def _problems(env: gymnasium.Env[Any, Any], num_steps: int, seed: int) -> Iterat
         if not _is_step(result):
             return
         observation, _, terminated, truncated, _ = result
+        observations.add_step(observation, has_ended=bool(terminated or truncated))
         if terminated or truncated:
             observation = yield from _reset(env, None)
             if observation is None:
                 return
+            observations.add(observation)
 
 
 def _reset(env: gymnasium.Env[Any, Any], seed: int | None) -> Generator[str, None, Any]:

@@ -30,7 +30,7 @@ def is_users_own(environment: Environment) -> bool:
 
 
 class EnvironmentCheck:
-    """One check. Its own thread waits for the process and shows the problems; ``close`` ends both."""
+    """One check. Its own thread waits for the process and shows what was found; ``close`` ends both."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class EnvironmentCheck:
 
         Args:
             config: The actors' resolved config, JSON.
-            report: A file that does not exist; the process writes the problems into it.
+            report: A file that does not exist; the process writes what it finds into it.
             environment: The environment variables of every worker.
-            show: Takes the warning, in the check's thread; must not raise.
+            show: Takes each warning, in the check's thread; must not raise.
             command: Starts the check, with both paths as its arguments.
             seconds: Time after which it is killed.
 
@@ -83,11 +83,19 @@ class EnvironmentCheck:
             self._kill()
             self._process.wait()
         with contextlib.suppress(FileNotFoundError):
-            problems = self._report.read_text(encoding="utf-8").splitlines()
-            if problems and not self._is_closed:
-                listed = [f"\n  - {problem}" for problem in problems[:MAX_PROBLEMS]]
-                listed += [f"\n  and {more} more" for more in [len(problems) - MAX_PROBLEMS] if more > 0]
-                self._show(f"warning: the environment breaks Gymnasium's contract:{''.join(listed)}")
+            lines = self._report.read_text(encoding="utf-8").splitlines()
+            if not self._is_closed:
+                self._show_findings(lines)
+
+    def _show_findings(self, lines: Sequence[str]) -> None:
+        """Show problems, and after an empty line warnings."""
+        num_problems = lines.index("") if "" in lines else len(lines)
+        if num_problems:
+            listed = [f"\n  - {problem}" for problem in lines[: min(num_problems, MAX_PROBLEMS)]]
+            listed += [f"\n  and {more} more" for more in [num_problems - MAX_PROBLEMS] if more > 0]
+            self._show(f"warning: the environment breaks Gymnasium's contract:{''.join(listed)}")
+        for warning in lines[num_problems + 1 :]:
+            self._show(f"warning: {warning}")
 
     def _kill(self) -> None:
         if self._process.returncode is None:  # until it is reaped, its number names no other group

@@ -1,7 +1,8 @@
 """Checks the environment of an actor's config: ``python -m rlsrl.workers.environment_check CONFIG REPORT``.
 
-``rlsrl run`` starts it beside the workers (``rlsrl.local.environment_check``). It writes the problems into the file
-REPORT, one a line. If the environment cannot be made or raises, there is no such file: the actors report that.
+``rlsrl run`` starts it beside the workers (``rlsrl.local.environment_check``). It writes into the file REPORT:
+problems, one a line, an empty line, then warnings. If the environment cannot be made or raises, there is no such file:
+the actors report that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rlsrl.api.resolved import ActorConfig
-from rlsrl.envs.check import problems_of
+from rlsrl.envs.check import examine
 from rlsrl.envs.factory import make_environment
 from rlsrl.runtime.process import PARENT_VARIABLE, die_with_parent
 from rlsrl.workers.build.common import environment_source
@@ -24,15 +25,16 @@ NICENESS = 19
 
 
 def main() -> None:
-    """Check, and write the problems that were found."""
+    """Check, and write what was found."""
     config, report = map(Path, sys.argv[1:])
     os.nice(NICENESS)
     if (parent := os.environ.get(PARENT_VARIABLE)) is not None:
         die_with_parent(int(parent))
     source = environment_source(ActorConfig.from_json(config.read_bytes()).environment)
     with closing(make_environment(source)) as env:
-        problems = problems_of(env, num_steps=NUM_STEPS)
-        report.write_text("".join(f"{' '.join(problem.split())}\n" for problem in problems), encoding="utf-8")
+        findings = examine(env, num_steps=NUM_STEPS)
+        lines = [*findings.problems, "", *findings.warnings]
+        report.write_text("".join(f"{' '.join(line.split())}\n" for line in lines), encoding="utf-8")
 
 
 if __name__ == "__main__":
