@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,16 @@ def test_the_command_records_a_version(balance: Path) -> None:
     assert again.exit_code == 2
     assert "balance-1.10.mp4 exists; --force replaces it" in again.output
     assert call(balance, "--force", "--stochastic").exit_code == 0
+
+
+def test_a_machine_without_a_display_prints_no_error(
+    balance: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("XDG_RUNTIME_DIR", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert call(balance).exit_code == 0
+    assert "XDG_RUNTIME_DIR" not in capfd.readouterr().err, "libwayland prints there"
+    assert "XDG_RUNTIME_DIR" not in os.environ
 
 
 def test_exported_weights_are_recorded_with_their_experiment(balance: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -58,7 +62,8 @@ def video(
         policy = TrainedPolicy(stored, seed=seed)
         target = output or Path(f"{stored.name}-{policy.version}.mp4")
         require_free(target, force=force)
-        played = policy.record(target, episodes=episodes, seed=seed, deterministic=not stochastic)
+        with _runtime_folder():
+            played = policy.record(target, episodes=episodes, seed=seed, deterministic=not stochastic)
     except (
         CodecError, ConfigurationError, LayoutMismatch, NoVideo, ParameterError, RunFolderError, SpecError
     ) as error:  # fmt: skip
@@ -71,3 +76,17 @@ def video(
         cut = ", cut" if episode.is_cut else ""
         click.echo(f"seed {seed + number}: return {episode.episode_return:g}, {episode.num_steps} steps{cut}")
     click.echo(f"{policy.version}: {target} ({target.stat().st_size:,} bytes)")
+
+
+@contextmanager
+def _runtime_folder() -> Iterator[None]:
+    """Set XDG_RUNTIME_DIR if it is missing: SDL looks there for a display, and libwayland prints an error."""
+    if "XDG_RUNTIME_DIR" in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["XDG_RUNTIME_DIR"]
