@@ -30,7 +30,7 @@ class LatestParameters:
             self._changed.notify_all()
 
     def take(self) -> Parameters | None:
-        """Return the newest weights, or None if they were taken before or there are none.
+        """Return the newest weights; None: there are none, or they were taken before.
 
         Raises:
             PipeClosed: ``close`` was called.
