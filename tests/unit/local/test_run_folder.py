@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlsrl.api.placement import PARAMETERS
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.data.version import Version
 from rlsrl.local.run_folder import RunFolder, RunFolderBusy, RunFolderError
 from rlsrl.local.run_names import RECORD
 from rlsrl.parameters.protocols import Parameters, TrainerState
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.clock import ManualClock
+from rlsrl.workers.build.run_database import RESOLVED
 
 
 def create(path: Path, clock: ManualClock | None = None) -> RunFolder:
@@ -104,6 +107,16 @@ def test_a_resumption_from_an_older_version_than_the_newest(tmp_path: Path) -> N
         store(folder, 100)
         store(folder, 379, env_steps=337953)
         assert folder.resumption(Version(1, 100)) == "from version 1.100"
+
+
+def test_a_resumption_asks_no_bucket_and_does_not_end_the_run(tmp_path: Path) -> None:
+    with create(tmp_path / "run") as folder:
+        (folder.path / RESOLVED).write_text("{}")
+        with pytest.raises(ConfigurationError):
+            _ = folder.database  # as for a bucket that cannot be used from here
+        assert folder.resumption() is None
+        (folder.path / PARAMETERS).mkdir()
+        assert folder.resumption() is None
 
 
 def test_a_held_folder_is_refused_with_its_holder(tmp_path: Path) -> None:

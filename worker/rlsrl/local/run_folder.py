@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rlsrl.api.placement import PARAMETERS
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.role_names import TRAINER
 from rlsrl.data.version import Version
@@ -31,7 +32,7 @@ from rlsrl.parameters.resumption import Rollback
 from rlsrl.parameters.terminal import terminal_record
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder, write_durably
-from rlsrl.runtime.errors import damage, did_you_mean
+from rlsrl.runtime.errors import ConfigurationError, damage, did_you_mean
 from rlsrl.runtime.ledger import LedgerError, read_pages
 from rlsrl.workers.build.run_database import open_run_database
 
@@ -204,9 +205,12 @@ class RunFolder:
     def resumption(self, version: Version | None = None) -> str | None:
         """Return from which version the next trainer resumes and what is lost, in words; None if that is unknown.
 
-        ``version``: an intact version with a state; None: the newest one with a state, which is not verified.
+        ``version``: an intact version with a state; None: the newest one with a state, which is not verified, if
+        versions are in this folder. A bucket is not asked then: the controller, which restarts a trainer, must not wait for it.
         """
-        with contextlib.suppress(OSError):
+        if version is None and not (self.path / PARAMETERS).is_dir():
+            return None
+        with contextlib.suppress(OSError, ConfigurationError):
             for info in reversed(self.database.versions(POLICY_NAME)):
                 if info.has_state if version is None else info.version == version:
                     return resumption_text(info, self._last_status())
