@@ -206,7 +206,7 @@ class RunFolder:
         """Return from which version the next trainer resumes and what is lost, in words; None if that is unknown.
 
         ``version``: an intact version with a state; None: the newest one with a state, which is not verified, if
-        versions are in this folder. A bucket is not asked then: the controller, which restarts a trainer, must not wait for it.
+        versions are in this folder. A bucket is not asked then: the controller must not wait for it.
         """
         if version is None and not (self.path / PARAMETERS).is_dir():
             return None
