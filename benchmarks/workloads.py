@@ -44,6 +44,8 @@ class Workload(ABC):
     """Groups of each actor's environments. The actor steps one while the policy worker answers for another."""
     compile: Literal["off", "upfront", "background"] = "upfront"
     """When rlsrl's training step is compiled: before the window, unless the start itself is measured."""
+    trainer_threads: int = 1
+    """Threads of rlsrl's trainer. Peers use as many as are fastest."""
     max_policy_lag: int = 1
     """Training steps by which the acting weights may be behind. Peers have no such lag."""
     goal: float | None = None
@@ -76,6 +78,7 @@ class Workload(ABC):
         asked = {"policyWorkers": {"replicas": self.policy_workers, "device": self.device}}
         policy_workers = asked if self.policy_workers else {}
         goal = {} if self.goal is None else {"returnMean": self.goal}
+        threads = {} if self.trainer_threads == 1 else {"threads": self.trainer_threads}
         return {
             "apiVersion": "rlsrl.dev/v1alpha1",
             "kind": "RLExperiment",
@@ -93,7 +96,7 @@ class Workload(ABC):
                     "vectorization": self.vectorization,
                 },
                 **policy_workers,
-                "trainers": {"compile": self.compile, "device": self.device},
+                "trainers": {"compile": self.compile, "device": self.device, **threads},
                 "pacing": self._pacing(),
                 **self._stored(),
                 "stop": {"envSteps": self.total_steps, **goal},

@@ -416,6 +416,32 @@ def test_a_run_that_takes_turns_repeats_bit_for_bit(tmp_path: Path) -> None:
     assert weights[0] == weights[1]
 
 
+COUNTING = """
+
+class Counting(MyAlgorithm):
+    def __init__(self, setup, file, **options):
+        super().__init__(setup, **options)
+        self._file = file
+
+    def prepare(self, params, slots, reduce, evaluate):
+        with open(self._file, "w") as file:
+            file.write(str(torch.get_num_threads()))
+        return super().prepare(params, slots, reduce, evaluate)
+"""
+
+
+@pytest.mark.parametrize("asked", [1, 2, 256])
+def test_a_trainer_computes_in_as_many_threads_as_asked_and_the_machine_has_cores(asked: int, tmp_path: Path) -> None:
+    desk = with_algorithm(tmp_path, REINFORCE)
+    with (tmp_path / "my_algorithm.py").open("a") as module:
+        module.write(COUNTING)
+    found = tmp_path / "threads"
+    own = ("algorithm.custom.factory=my_algorithm:Counting", f"algorithm.custom.kwargs.file={found}")
+    done = desk.call("run", "live.yaml", *settings(*own, f"trainers.threads={asked}", "stop={trainSteps: 3}"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(found.read_text()) == min(asked, len(os.sched_getaffinity(0)))
+
+
 def test_other_needs_than_the_spec_says_end_the_run(tmp_path: Path) -> None:
     desk = with_algorithm(tmp_path, REINFORCE)
     done = desk.call("run", "live.yaml", "--set", "spec.algorithm.custom.needs.epochs=2")

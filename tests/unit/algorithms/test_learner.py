@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -74,6 +75,22 @@ def make_slots(seed: int) -> dict[str, np.ndarray]:
     slots = random_slot(ENV_SPEC, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng).arrays
     slots[DISCOUNTED_RETURN] = rng.standard_normal((NUM_STEPS, NUM_LANES)).astype(np.float32)
     return slots
+
+
+def test_each_thread_that_makes_steps_uses_the_learners_threads() -> None:
+    policy = make_policy()
+    learner = Learner(Ppo(policy, **PPO), policy.parameters(Version(1, 0)), **LEARNER, threads=2)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+
+    def number_of_threads() -> int:
+        learner.use_threads()
+        return torch.get_num_threads()
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(number_of_threads).result() == 2
+    assert torch.get_num_threads() == 1, "threads have numbers of their own"
+    torch.set_num_threads(1)
 
 
 def vector_of(learner: Learner) -> np.ndarray:

@@ -288,6 +288,22 @@ def test_an_idle_core_shares_the_training_and_a_busy_one_does_not() -> None:
     assert rate_of(busy, step_seconds=0.1) == pytest.approx(2560.0, rel=1e-3)
 
 
+def test_threads_divide_the_minibatches_among_idle_cores() -> None:
+    """A minibatch of 100 ms: with four threads 0.4 + 0.6 / 4 of it, and 5 ms until all are done; on two cores twice."""
+    found = {
+        number: workload(environment=EnvironmentSpeed(step_seconds=1e-9), threads=number, hardware=Hardware(cores=4.0))
+        for number in (1, 4)
+    }
+    crowded = replace(found[4], hardware=Hardware(cores=2.0))
+    cost = {"minibatch_seconds": 0.1, "threaded_share": 0.6, "join_seconds": 0.005}
+    minibatches = found[1].num_minibatches
+
+    assert rate_of(found[1], **cost) == pytest.approx(256 / (minibatches * 0.1), rel=1e-3)
+    assert rate_of(found[4], **cost) == pytest.approx(256 / (minibatches * 0.06), rel=1e-3)
+    assert rate_of(crowded, **cost) == pytest.approx(256 / (minibatches * 0.12), rel=1e-3)
+    assert ceilings(crowded, costs(**cost))[0].part == "machine"
+
+
 def test_an_evaluator_takes_its_share_of_a_machine_and_none_of_a_pod() -> None:
     """An actor and an evaluator share one core; the trainer takes no time."""
     alone, beside = (workload(hardware=Hardware(cores=1.0), num_evaluators=number) for number in (0, 1))

@@ -95,6 +95,14 @@ def test_steps_are_compiled_as_the_spec_and_the_hardware_allow(
     assert of("cartpole", *overrides, hardware=hardware).compiled is compiled
 
 
+def test_a_trainer_has_at_most_a_thread_for_each_core_of_its_machine() -> None:
+    asked = "trainers.threads=4"
+
+    assert of("cartpole").threads == 1
+    assert of("cartpole", asked, hardware=Hardware(cores=2.0)).threads == 2
+    assert of("cartpole", asked, hardware=POD).threads == 4, "the pod asks for its cores by itself"
+
+
 def test_a_rank_shares_microbatches_of_large_observations_on_one_machine() -> None:
     large = discrete_env_spec(num_features=MICROBATCH_ELEMENTS // 256 + 1, num_actions=2)
 

@@ -105,6 +105,9 @@ class FakeLearner:
         self.batches: list[Mapping[str, np.ndarray]] = []
         self.env_steps = 0
 
+    def use_threads(self) -> None:
+        pass
+
     def learn_statistics(self, moments: SampleMoments | None) -> None:
         if moments is not None:
             self.normalizer.learn(moments, self._reduce)

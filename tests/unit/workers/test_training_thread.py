@@ -71,6 +71,11 @@ class FakeLearner:
         self.may_step.set()
         self.stepping = threading.Event()
         self.adopted: list[tuple[int, float, Mapping[str, float]]] = []
+        self.prepared: list[str] = []
+        """Names of the threads that are prepared for steps."""
+
+    def use_threads(self) -> None:
+        self.prepared.append(threading.current_thread().name)
 
     def learn_statistics(self, moments: SampleMoments | None) -> None:
         assert moments is None
@@ -79,6 +84,7 @@ class FakeLearner:
         self.env_steps_without_a_step += env_steps
 
     def step(self, arrays: Mapping[str, np.ndarray], *, env_steps: int) -> StepResult:
+        assert self.prepared == [threading.current_thread().name]
         assert arrays["reward"].shape == (STEPS, LANES)
         assert env_steps == np.count_nonzero(arrays["mask"])
         self.stepping.set()

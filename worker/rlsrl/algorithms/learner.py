@@ -98,6 +98,7 @@ class Learner:
         parallel: bool = False,
         stream: int = 0,
         device: torch.device = CPU,
+        threads: int = 1,
     ) -> None:
         """Start from ``initial``, the parameters of ``POLICY``; ``seed`` decides what schedules draw at random.
 
@@ -112,10 +113,11 @@ class Learner:
 
         ``device`` is the device to train on, and that of the algorithm's network.
 
-        Sets torch's intra-op threads of the process to one: at these sizes a second thread costs other threads more
-        than it gains.
+        ``threads`` are torch's intra-op threads of this thread's steps and of what it compiles. Another thread that
+        makes steps calls ``use_threads`` first.
         """
-        torch.set_num_threads(1)
+        self._threads = threads
+        self.use_threads()
         self._algorithm = algorithm
         self._layout = initial.layout
         self._device = device
@@ -139,6 +141,13 @@ class Learner:
         self._step = 0
         self._minibatches = 0
         self._env_steps = 0
+
+    def use_threads(self) -> None:
+        """Have the calling thread make its steps with the learner's number of intra-op threads.
+
+        OpenMP and MKL keep a number for each thread, which begins as one in a worker process.
+        """
+        torch.set_num_threads(self._threads)
 
     @property
     def normalizer(self) -> Normalizer:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from rlsrl.api.roles import role_named
 
 PROCESS_ENVIRONMENT: Mapping[str, str] = {
-    # One intra-op thread a process: two become very slow beside another busy process, and workers are processes.
+    # One intra-op thread a process: two become very slow beside another busy process, and workers are processes. A
+    # trainer with trainers.threads sets its own number.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",

@@ -229,6 +229,8 @@ class TrainerConfig(RoleConfig):
     """The store and the pace of an algorithm that replays; None for others."""
     compile: CompileMode
     """When the training step is compiled."""
+    threads: PositiveInteger = 1
+    """Threads in which each rank computes on the CPU, at most."""
     device: Device
     """The device of each rank's network."""
     takes_from_buffers: bool = False
@@ -258,8 +260,10 @@ class TrainerConfig(RoleConfig):
 
     @model_serializer(mode="wrap")
     def _without_newer_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out live fields that older trainers refuse, where the default says the same."""
+        """Leave out fields that older trainers refuse, where the default says the same."""
         fields: dict[str, Any] = handler(self)
+        if self.threads == 1:
+            fields.pop("threads")
         if not self.stop.now:
             fields["stop"].pop("now", None)
         for name in ("store_request", "from_"):

@@ -155,6 +155,7 @@ def trainer_config(context: ResolutionContext) -> TrainerConfig:
         max_policy_lag=spec.pacing.max_policy_lag,
         replay=_replay(context),
         compile=_compile_mode(spec),
+        threads=spec.trainers.threads,
         device=spec.trainers.device,
         takes_from_buffers=context.num_workers[BUFFER] > 0,
         num_producers=context.producers_per_trainer,

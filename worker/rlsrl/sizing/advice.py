@@ -65,7 +65,8 @@ REMEDIES: dict[Part | None, str] = {
     "policy worker; no policy workers where the network is small",
     "buffer workers": "larger rollouts, then another buffer worker",
     "trainers": "fewer epochs or larger minibatches where learning allows it, with replay a lower "
-    "pacing.trainStepsPerEnvStep; more ranks where a minibatch takes far longer than a millisecond; larger rollouts "
+    "pacing.trainStepsPerEnvStep; trainers.threads where cores are idle; more ranks where a minibatch takes far longer "
+    "than a millisecond; larger rollouts "
     "and buffer workers where receiving slots takes most of the time",
     "coordinator": "policy workers, so that only they need weights; larger batches, so that there are fewer versions; "
     "fewer actors with more environments each",
@@ -146,6 +147,7 @@ def _trainers(spec: ExperimentSpec) -> Iterator[SpecChange]:
     if ratio is not None and (num_actors := spec.actors.replicas) % (2 * replicas):
         more += (f"actors.replicas={num_actors + 2 * replicas - num_actors % (2 * replicas)}",)
     yield SpecChange(overrides=more)
+    yield SpecChange(overrides=(f"trainers.threads={2 * spec.trainers.threads}",))
     if replicas % 2 == 0:
         yield SpecChange(overrides=(f"trainers.replicas={replicas // 2}",), saves=True)
     if ratio is not None:

@@ -36,7 +36,7 @@ def ceilings(workload: Workload, costs: Costs) -> list[Ceiling]:
     ]
     if (cores := workload.hardware.cores) is not None:
         available = _available_cores(found, cores, workload.num_evaluators) * costs.full_load_speed
-        seconds = sum(demand.workers * demand.computing for demand in found) / available
+        seconds = sum(demand.core_seconds for demand in found) / available
         result.append(Ceiling(part="machine", role="all", env_steps_a_second=_rate(workload, seconds)))
     return sorted(result, key=lambda ceiling: ceiling.env_steps_a_second)
 

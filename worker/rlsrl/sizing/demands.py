@@ -29,15 +29,22 @@ class Demand:
     role: str
     workers: int
     computing: float
-    """Seconds of a core."""
+    """Seconds in which the worker computes, if it has its cores to itself."""
     waiting: float = 0.0
     """Seconds that the worker waits for something else than a core."""
+    cores: float = 1.0
+    """Cores on which the worker computes at a time, the mean."""
     shares_microbatches: bool = False
     """Whether a second thread of the worker computes a part of the microbatches while another core is idle."""
 
     @property
+    def core_seconds(self) -> float:
+        """Seconds of all cores on which the role's workers compute."""
+        return self.workers * self.cores * self.computing
+
+    @property
     def seconds(self) -> float:
-        """Seconds of a worker that has a core of its own."""
+        """Seconds of a worker that has cores of its own."""
         return self.computing + self.waiting
 
 
@@ -51,8 +58,10 @@ def demands(work: Work) -> list[Demand]:
     if buffers := workload.num_buffer_workers:
         seconds = workload.batch_slots / buffers * work.relaying(lanes, workload.num_actors / buffers)
         found.append(_demand("buffer", buffers, seconds))
-    training = _demand("trainer", workload.num_trainers, _training(work), waiting=work.awaiting_ranks())
-    found.append(replace(training, shares_microbatches=workload.shares_microbatches))
+    seconds = _training(work)
+    training = _demand("trainer", workload.num_trainers, seconds, waiting=work.awaiting_ranks())
+    cores = 1 + (workload.threads - 1) * work.minibatches() / seconds if seconds else 1.0
+    found.append(replace(training, cores=cores, shares_microbatches=workload.shares_microbatches))
     distributing = work.distributing(workload.num_watchers) / work.attention() * workload.versions_a_batch
     found.append(_demand("coordinator", 1, distributing))
     return found + ([] if workload.hardware.shares_memory else _links(work))

@@ -125,9 +125,7 @@ def _stretch(
     full_load_speed, crowded_speed = speeds
 
     def occupied(stretch: float) -> float:
-        shares = (
-            demand.workers * demand.computing / (demand.computing * stretch + demand.waiting) for demand in running
-        )
+        shares = (demand.core_seconds / (demand.computing * stretch + demand.waiting) for demand in running)
         return sum(shares) + always_busy / stretch
 
     wanted = occupied(1.0)

@@ -75,6 +75,12 @@ class Work:
 
     def training(self) -> float:
         """Return each rank's seconds to train on its part of a batch."""
+        replays = self.workload.replay is not None
+        step_seconds = self.costs.replay_step_seconds if replays else self.costs.step_seconds
+        return self.workload.num_train_steps * step_seconds + self._assembling() + self.minibatches()
+
+    def minibatches(self) -> float:
+        """Return each rank's seconds for the minibatches of a batch. All its threads compute meanwhile."""
         workload, costs, work = self.workload, self.costs, self.workload.update_work
         if workload.compiled:
             minibatch_seconds, row_seconds = costs.compiled_minibatch_seconds, costs.compiled_row_seconds
@@ -83,10 +89,12 @@ class Work:
         network = workload.network
         row = work.network_passes * self._passing(network.products) + row_seconds
         row += work.critic_passes * self._passing(network.critic_products)
-        step_seconds = costs.step_seconds if workload.replay is None else costs.replay_step_seconds
-        steps = workload.num_train_steps * step_seconds
         minibatch = work.losses * minibatch_seconds + network.num_trained_weights * costs.trained_weight_seconds
-        return steps + self._assembling() + workload.num_minibatches * minibatch + workload.rank_rows * row
+        seconds = workload.num_minibatches * minibatch + workload.rank_rows * row
+        if workload.threads == 1:
+            return seconds
+        divided = 1 - costs.threaded_share + costs.threaded_share / workload.threads
+        return seconds * divided + workload.num_minibatches * costs.join_seconds
 
     def _passing(self, products: Sequence[Product]) -> float:
         """Return the seconds in which a row of a minibatch passes through layers, and its gradient back."""

@@ -97,6 +97,8 @@ class Workload:
     replay: ReplayWorkload | None = None
     max_policy_lag: int
     num_trainers: int = 1
+    threads: int = 1
+    """Threads of each trainer."""
     compiled: bool = False
     """Whether training steps are compiled."""
     shares_microbatches: bool = False
@@ -305,6 +307,7 @@ def workload_of(
         replay=_replay(spec, env_spec),
         max_policy_lag=spec.pacing.max_policy_lag,
         num_trainers=spec.trainers.replicas,
+        threads=_threads(spec, hardware),
         compiled=compiled,
         shares_microbatches=compiled and hardware.shares_memory and _shares_microbatches(spec, env_spec),
         num_policy_workers=0 if policy_workers is None else policy_workers.replicas,
@@ -329,6 +332,12 @@ def _replay(spec: ExperimentSpec, env_spec: EnvSpec) -> ReplayWorkload | None:
         row_bytes=2.0 * frames + env_spec.action.array.nbytes,
         by_priority=settings.priorities is not None,
     )
+
+
+def _threads(spec: ExperimentSpec, hardware: Hardware) -> int:
+    """Return a trainer's threads: those asked for, and at most one for each core of a machine."""
+    asked = spec.trainers.threads
+    return asked if hardware.cores is None else min(asked, max(1, int(hardware.cores)))
 
 
 def _is_compiled(spec: ExperimentSpec, hardware: Hardware) -> bool:

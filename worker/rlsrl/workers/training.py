@@ -239,6 +239,7 @@ class TrainingThread:
 
     def _run(self) -> None:
         try:
+            self._learner.use_threads()
             self._outputs.publish(self._learner.parameters(self._version))
             self._step_ended_at = self._context.clock.monotonic()
             # If the process was killed between its last checkpoint and its terminal record, training is complete.
@@ -366,9 +367,8 @@ class TrainingThread:
         _show_step(self._context.metrics, result, policy_lag, most=self._experience.max_policy_lag)
         self._look_ahead()
         lag = float(max(part["policy_lag"] for part in parts))
-        scalars = _scalars(self._progress, self._experience)
         of_step = {f"train/{name}": value for name, value in result.metrics.items()}
-        self._unreported = scalars | {"policy_lag": lag} | of_step
+        self._unreported = _scalars(self._progress, self._experience) | {"policy_lag": lag} | of_step
         if self._settings.cadence.report.check():
             self._report()
         push, tag = self._settings.cadence.push.check(), self._settings.cadence.tag.check()

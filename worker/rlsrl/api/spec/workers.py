@@ -141,6 +141,12 @@ class Trainers(Model):
     ``background`` means ``off``: a compiled step is not bit-identical to an eager one. ``upfront``: training begins
     with the compiled step. ``off``: never; in YAML with quotes, ``"off"``. Without a C++ compiler, as in the images,
     training stays uncompiled, and the trainer's log says so."""
+    threads: Annotated[int, Field(ge=1, le=256), INTEGRAL] = 1
+    """Threads in which each rank computes on the CPU, at most as many as the machine has cores. More than one pay where
+    training takes most of the time and cores are idle, as with SAC, TD3 or DQN at a high
+    ``pacing.trainStepsPerEnvStep``: two are up to 1.8 times as fast. Beside busy cores they are slower than one, since
+    each product waits for its slowest thread. `rlsrl size` estimates the gain. On a cluster give the pod as many CPUs
+    in ``podTemplate``. Runs with different numbers of threads differ in the last bits of their weights."""
     device: Device = "auto"
     """The device of the trainers. ``auto``: each rank on its own GPU where PyTorch sees one for every rank of the
     machine, else all ranks on the CPU; small networks (``mlp``) stay on the CPU. ``cuda``: each rank on its own GPU;

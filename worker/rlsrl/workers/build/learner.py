@@ -61,6 +61,7 @@ def build_learner(
         parallel=config.num_trainers > 1,
         stream=rank if config.replay is not None else 0,  # on policy only the order of rows is drawn
         device=device,
+        threads=min(config.threads, len(os.sched_getaffinity(0))),
     )
 
 
