@@ -49,8 +49,6 @@ HINDERED = "rlsrl, hindered"
 """The negative control, which the check must find worse."""
 FEWER = 20
 """With replay the control makes so many times fewer updates."""
-PLAIN_DQN = ("reference_dqn.py", "--plain")
-"""The single file without double Q-learning."""
 LARGEST_LAG = 64
 """The largest lag that a spec allows."""
 KEPT_AS = "learning-"
@@ -147,7 +145,8 @@ class Comparison:
 def _replay(name: str) -> ReplayWorkload:
     workload = WORKLOADS[name]
     assert isinstance(workload, ReplayWorkload)
-    return workload
+    # Several runs beside each other share the cores, and the defaults of the spec are what is compared.
+    return replace(workload, double=True, trainer_threads=1)
 
 
 _DQN = Comparison(
@@ -296,10 +295,10 @@ def programs_held(comparison: Comparison) -> tuple[Program, Program]:
     """Return (the single file, Stable-Baselines3), both without double Q-learning, which the latter does not have."""
     _, single = programs_of(comparison)
     other = next(peer for peer in PEERS if peer.name == STABLE_BASELINES3)
-    if comparison.workload.algorithm == "dqn":
-        plain = next(peer for peer in PEERS if peer.name == SINGLE_FILE)
-        plain = replace(plain, name=f"{SINGLE_FILE}, plain", pins=SINGLE_FILE, programs={"dqn": PLAIN_DQN})
-        single = replace(single, name=plain.name, contestant=plain)
+    workload = comparison.workload
+    if isinstance(workload, ReplayWorkload) and workload.algorithm == "dqn":
+        plain = replace(workload, double=False)
+        single = replace(single, name=f"{SINGLE_FILE}, plain", workload=plain)
     setting = other.settings(comparison.workload)[0]
     return single, replace(single, name=other.name, contestant=other, setting=setting)
 

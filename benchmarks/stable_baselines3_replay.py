@@ -83,6 +83,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--critic-learning-rate", type=float, help="has to be the same")
     parser.add_argument("--discount", type=float, default=0.99)
+    parser.add_argument("--plain", action="store_true", help="no double Q-learning, as always here")
     parser.add_argument("--target-period", type=int, default=128, help="DQN: updates between two copies")
     parser.add_argument("--last-epsilon", type=float, default=0.04, help="DQN")
     parser.add_argument("--epsilon-steps", type=int, default=8000, help="DQN: env steps until epsilon is the last one")

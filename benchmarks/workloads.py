@@ -223,6 +223,8 @@ class ReplayWorkload(Workload):
     capacity: int = 100_000
     start: int = 1000
     """Transitions before training begins."""
+    double: bool = True
+    """Whether DQN is with double Q-learning, which Stable-Baselines3 does not have: it evaluates a network less."""
     evaluate_every: int = 0
     """Env steps from one evaluation without exploration to the next; 0: none."""
     evaluation_episodes: int = 0
@@ -256,7 +258,8 @@ class ReplayWorkload(Workload):
         if self.algorithm != "dqn":
             return {self.algorithm: {**shared, "criticLearningRate": self.learning_rate}}
         epsilon = {"epsilon": 1, "epsilonSchedule": {"linear": {"to": 0.04, "envSteps": 8000}}}
-        return {"dqn": {**shared, "targetPeriod": 128, **epsilon}}
+        plain = {} if self.double else {"double": False}
+        return {"dqn": {**shared, "targetPeriod": 128, **plain, **epsilon}}
 
     @override
     def _pacing(self) -> dict[str, Any]:
@@ -287,6 +290,10 @@ class ReplayWorkload(Workload):
             **({"evaluate-every": self.evaluate_every} if self.evaluate_every else {}),
             **({"evaluation-episodes": self.evaluation_episodes} if self.evaluate_every else {}),
         }
+
+    @override
+    def _peer_flags(self) -> tuple[str, ...]:
+        return () if self.double else ("--plain",)
 
 
 _CARTPOLE: dict[str, Any] = {
@@ -387,6 +394,7 @@ _ALL = (
         name="S1",
         title="SAC, HalfCheetah, minibatch 256, an update an env step",
         algorithm="sac",
+        trainer_threads=2,
         env_id="HalfCheetah-v5",
         num_envs=1,
         num_steps=16,
@@ -399,6 +407,8 @@ _ALL = (
         name="D1",
         title="DQN, CartPole, minibatch 64, an update for two env steps",
         algorithm="dqn",
+        double=False,
+        trainer_threads=2,
         env_id="CartPole-v1",
         num_envs=8,
         num_steps=16,
@@ -411,6 +421,8 @@ _ALL = (
         name="D2",
         title="DQN, Pong, minibatch 32, an update for four env steps",
         algorithm="dqn",
+        double=False,
+        trainer_threads=2,
         env_id="ALE/Pong-v5",
         network="cnn",
         num_envs=8,

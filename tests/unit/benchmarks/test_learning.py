@@ -111,11 +111,11 @@ def test_the_single_file_is_held_against_another_library(
 def test_programs_that_are_held_know_their_options(name: str) -> None:
     comparison = COMPARISONS[name]
     for held in programs_held(comparison):
-        _, program, *words = held.contestant.command(comparison.workload, held.setting, Path(), seed=1)
+        _, program, *words = held.contestant.command(held.workload, held.setting, Path(), seed=1)
         options = {word.replace("--no-", "--") for word in words if word.startswith("--")}
         assert {option for option in options if f'"{option}"' not in Path(program).read_text()} == set()
-        assert held.setting in held.contestant.settings(comparison.workload)
-        assert ("--plain" in options) == (Path(program).name == "reference_dqn.py")
+        assert held.setting in held.contestant.settings(held.workload)
+        assert ("--plain" in options) == (comparison.workload.algorithm == "dqn")
 
 
 def test_twice_as_many_steps_are_worse(tmp_path: Path, stage: Stage) -> None:

@@ -109,7 +109,7 @@ def test_peers_that_replay_get_the_same_inputs_as_rlsrl(name: str, monkeypatch: 
         assert (peer.target_period, peer.max_gradient_norm) == (algorithm.target_period, algorithm.max_gradient_norm)
         (schedule,) = algorithm.schedules.values()
         assert (algorithm.epsilon, schedule.to, schedule.env_steps) == (1.0, peer.last_epsilon, peer.epsilon_steps)
-        assert algorithm.double
+        assert algorithm.double == (not peer.plain)
     if isinstance(algorithm, SacSpec):
         assert peer.critic_learning_rate == algorithm.critic_learning_rate
         assert algorithm.critic.hidden_sizes == (peer.hidden_size,) * 2
