@@ -12,7 +12,9 @@ from click.testing import CliRunner, Result
 import rlsrl
 from rlsrl.api.load import dump, load_text
 from rlsrl.cli import main
+from rlsrl.local.curves import Series
 from rlsrl.local.run_folder import RESOLVED_EXPERIMENT, RunFolderError
+from rlsrl.runs.comparison import read_result
 
 EXPERIMENT = """
 apiVersion: rlsrl.dev/v1alpha1
@@ -118,6 +120,10 @@ def test_what_cannot_be_compared_is_named(runs: Path) -> None:
         (("compare", "balance-seed-9"), "did you mean 'balance-seed-"),
         (("plot", "balance-seed-0", "--x", "hours"), "'env-steps', 'train-steps', 'seconds'"),
         (("compare", "faster", "-o", "x.nonsense"), "x.nonsense: "),
+        (
+            ("plot", "faster", "--metric", "train_second"),
+            "no run has a metric 'train_second' (did you mean 'train_seconds'?); allowed: env_steps, return_mean, ",
+        ),
     ):
         result = call(*arguments)
         assert result.exit_code == 2
@@ -135,6 +141,16 @@ def test_a_program_draws_the_same_picture_as_the_command(runs: Path, tmp_path: P
         (tmp_path / f"{name}.png").read_bytes() for name in ("command", "same", "lines", "compared")
     )
     assert command == same == compared != lines
+
+
+def test_metrics_that_are_asked_for_have_panels_of_their_own(runs: Path, tmp_path: Path) -> None:
+    assert read_result(runs / "faster", metrics=["train_seconds"]).curve.others == {
+        "train_seconds": Series(points=((100.0, 2.0), (200.0, 4.0)))
+    }
+    assert call("plot", "faster", "--metric", "train_seconds", "-o", tmp_path / "command.png").exit_code == 0
+    with_metric = rlsrl.plot("faster", path=tmp_path / "same.png", metrics=["train_seconds"]).read_bytes()
+    without = rlsrl.plot("faster", path=tmp_path / "without.png").read_bytes()
+    assert (tmp_path / "command.png").read_bytes() == with_metric != without
 
 
 def test_a_program_gets_errors_with_what_is_allowed(runs: Path, tmp_path: Path) -> None:

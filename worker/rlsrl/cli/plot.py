@@ -42,7 +42,13 @@ def _drawing(command: Callable[..., None]) -> Callable[..., None]:
 )  # fmt: skip
 @_drawing
 @click.option("--seeds", is_flag=True, help="Draw runs that differ in the seed alone as one band.")
-def plot(runs: tuple[Path, ...], output: Path | None, axis: Axis, smooth: int, seeds: bool) -> None:
+@click.option(
+    "--metric", "metrics", metavar="NAME", multiple=True,
+    help="Draw this metric in a panel of its own, too, for example train/entropy. May be repeated.",
+)  # fmt: skip
+def plot(
+    runs: tuple[Path, ...], output: Path | None, axis: Axis, smooth: int, seeds: bool, metrics: tuple[str, ...]
+) -> None:
     """Draw the learning curves of runs in one picture.
 
     Each RUN is a run folder, or the name of one in runs/. A line marks `stop.returnMean`. With --seeds the line of a
@@ -55,7 +61,7 @@ def plot(runs: tuple[Path, ...], output: Path | None, axis: Axis, smooth: int, s
         raise UserError("several runs need a file for their common picture: -o FILE")
     with _user_errors(output):
         picture = output or comparison.run_with_metrics(runs[0]) / CURVE
-        click.echo(comparison.plot(*runs, path=picture, axis=axis, smooth=smooth, seeds=seeds))
+        click.echo(comparison.plot(*runs, path=picture, axis=axis, smooth=smooth, seeds=seeds, metrics=metrics))
 
 
 @click.command()

@@ -48,7 +48,7 @@ class Curve:
     returns: Series
     """Mean returns."""
     others: Mapping[str, Series] = field(default_factory=dict)
-    """Further quantities by the label of their axis: length, and chosen values of ``info``."""
+    """Further quantities by the label of their axis: length, chosen values of ``info``, and chosen metrics."""
 
     @property
     def has_points(self) -> bool:
@@ -70,13 +70,17 @@ class Band:
     """Upper end, [n]."""
 
 
-def curve_of(rows: Sequence[MetricsRow], label: str, axis: Axis = "env-steps") -> Curve:
-    """Return the curve of a run's rows, without rows that have no return: no episode had ended yet."""
+def curve_of(rows: Sequence[MetricsRow], label: str, axis: Axis = "env-steps", metrics: Sequence[str] = ()) -> Curve:
+    """Return the curve of a run's rows, without rows that have no return: no episode had ended yet.
+
+    ``metrics`` are names of scalars that are among the further quantities, too, if the rows have them.
+    """
     keys = dict.fromkeys(key for row in rows for key in info_statistics(row.scalars))
     series = {"mean length": _series(rows, axis, "length_mean")}
     series |= {
         f"mean {key}": _series(rows, axis, f"{info_field(key)}/mean", f"{info_field(key)}/count") for key in keys
     }
+    series |= {name: _series(rows, axis, name) for name in metrics}
     return Curve(
         label=label,
         returns=_series(rows, axis, "return_mean"),

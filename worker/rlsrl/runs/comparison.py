@@ -20,6 +20,7 @@ from rlsrl.local.metrics_log import evaluation_rows, read_rows, training_rows
 from rlsrl.local.run_folder import METRICS, RunFolderError, find_run
 from rlsrl.local.run_names import RECORD
 from rlsrl.runs.text_table import UNKNOWN, columns
+from rlsrl.runtime.errors import did_you_mean
 from rlsrl.runtime.extras import extras_named
 
 SEED = "spec.seed"
@@ -186,6 +187,7 @@ def plot(
     axis: Axis = "env-steps",
     smooth: int = 1,
     seeds: bool = False,
+    metrics: Sequence[str] = (),
 ) -> Path:
     """Draw the learning curves of runs into one picture, as ``rlsrl plot`` does, or replace it.
 
@@ -199,22 +201,34 @@ def plot(
         smooth: Number of neighbouring points whose mean is drawn.
         seeds: Whether to draw runs that differ in the seed alone as one band: a line for their interquartile mean
             within its 95 % bootstrap interval.
+        metrics: Names of metrics that have a panel of their own, too, for example ``train/entropy``: keys of
+            ``Run.metrics()``.
 
     Returns:
         The picture's path.
 
     Raises:
         RunFolderError: a run does not exist, with the nearest match; or no episode of it has ended yet.
-        ValueError: no run is given, there is no such axis, the suffix is not a known format, or ``smooth`` is below 1.
+        ValueError: no run is given, there is no such axis, no run has such a metric, the suffix is not a known format,
+            or ``smooth`` is below 1.
         NotInstalled: matplotlib is missing.
         OSError: a file cannot be read, or the picture cannot be written.
     """
-    results = _results(runs, axis)
+    results = _results(runs, axis, metrics)
     for result in results:
         if not result.curve.has_points:
             raise RunFolderError(f"{result.path}: {METRICS} has no returns: no episode has ended yet")
+    for name in metrics:
+        if not any(name in result.curve.others for result in results):
+            raise ValueError(_unknown_metric(name, results))
     alone = [ComparedGroup(label=result.curve.label, runs=[result]) for result in results]
     return Comparison(groups=grouped(results) if seeds else alone, axis=axis).plot(path, smooth=smooth)
+
+
+def _unknown_metric(name: str, results: Sequence[RunResult]) -> str:
+    rows = [row for result in results for row in training_rows(read_rows(result.path / METRICS))]
+    known = sorted({key for row in rows for key in row.scalars})
+    return f"no run has a metric {name!r}{did_you_mean(name, known)}; allowed: {', '.join(known)}"
 
 
 def _estimate(values: Sequence[float | None]) -> SeedEstimate | None:
@@ -232,22 +246,22 @@ def run_with_metrics(run: str | os.PathLike[str]) -> Path:
     return find_run(Path(run), RECORD, METRICS)
 
 
-def _results(runs: Sequence[str | os.PathLike[str]], axis: Axis) -> list[RunResult]:
+def _results(runs: Sequence[str | os.PathLike[str]], axis: Axis, metrics: Sequence[str] = ()) -> list[RunResult]:
     if not runs:
         raise ValueError("no run is given; name at least one")
     if axis not in AXES:
         raise ValueError(f"axis is {axis!r}; allowed: {', '.join(AXES)}")
-    return [read_result(run_with_metrics(run), axis) for run in runs]
+    return [read_result(run_with_metrics(run), axis, metrics) for run in runs]
 
 
-def read_result(path: Path, axis: Axis = "env-steps") -> RunResult:
-    """Return the result of a run folder, also of a run that trains."""
+def read_result(path: Path, axis: Axis = "env-steps", metrics: Sequence[str] = ()) -> RunResult:
+    """Return the result of a run folder, also of a run that trains. Its curve has these ``metrics``, too."""
     try:
         experiment = recorded_experiment(path)
     except RunFolderError:
         experiment = None
     rows = read_rows(path / METRICS)
-    curve = curve_of(rows, path.absolute().name, axis)
+    curve = curve_of(rows, path.absolute().name, axis, metrics)
     returns = [row for row in training_rows(rows) if "return_mean" in row.scalars]
     newest = training_rows(rows)[-1].scalars if training_rows(rows) else {}
     goal = None if experiment is None else experiment.spec.stop.return_mean

@@ -111,9 +111,17 @@ class Run(os.PathLike[str]):
         """
         return str(tag_version(open_run_database(self.path), POLICY_NAME, version, name).version)
 
-    def plot(self, path: str | os.PathLike[str] | None = None, *, axis: Axis = "env-steps", smooth: int = 1) -> Path:
+    def plot(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        axis: Axis = "env-steps",
+        smooth: int = 1,
+        metrics: Sequence[str] = (),
+    ) -> Path:
         """Draw the learning curve of this run, by default into ``curve.png`` in its folder; see ``plot``."""
-        return plot(self, path=self.path / CURVE if path is None else path, axis=axis, smooth=smooth)
+        picture = self.path / CURVE if path is None else path
+        return plot(self, path=picture, axis=axis, smooth=smooth, metrics=metrics)
 
 
 def _table(rows: Sequence[MetricsRow]) -> Table:
