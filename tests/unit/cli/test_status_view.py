@@ -37,7 +37,7 @@ def test_a_running_experiment_on_a_screen() -> None:
         "attempt     2, 1 restart, 1 of the 10 failures in restarts.budget",
         "trained     62,971 env steps, 62 train steps, 5,381 env steps/s",
         "policy      return 243.0, lag 1, version 2.62",
-        "episodes    length 31.5, is_success 0.93 in 1,200 episodes, never - in 0 episodes",
+        "episodes    length 31.5, is_success 0.93 (mean of the last 100 of 1,200 episodes), never - in 0 episodes",
         "updated     2s ago",
         "stop        returnMean 475, envSteps 2,000,000",
         "parameters  volume cartpole-data: kubectl rlsrl params list cartpole",

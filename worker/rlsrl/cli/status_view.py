@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from rlsrl.api.pods import ROLE_LABEL
 from rlsrl.api.reasons import ACCEPTED, FINISHED, GANG_COMPLETE, PHASES, STALE, UNSEEN, ConditionType
+from rlsrl.api.spec import Stop
 from rlsrl.api.status import TERMINAL, ExperimentStatus, Phase, Training
 from rlsrl.cli.errors import UserError
 from rlsrl.cli.kubectl import Object
@@ -79,7 +80,10 @@ def _facts(experiment: Object, status: ExperimentStatus, now: datetime) -> Itera
     if (training := status.training) is not None:
         yield "trained", _trained(training)
         yield "policy", _policy(training)
-        yield "episodes", _episodes(training)
+        yield (
+            "episodes",
+            _episodes(training, spec),
+        )
         if not is_over(status):
             updated = f"{since(training.updated_at, now)} ago" if training.updated_at else UNKNOWN
             yield "updated", f"{updated}: {STALE.meaning}" if is_stale(status, now) else updated
@@ -120,11 +124,18 @@ def _policy(training: Training) -> str:
     )
 
 
-def _episodes(training: Training) -> str:
-    info = (
-        f"{each.key} {each.mean or UNKNOWN} in {_number(each.count)} episodes" for each in training.episode_info or ()
-    )
-    return ", ".join([f"length {training.length_mean or UNKNOWN}", *info])
+def _episodes(training: Training, spec: Mapping[str, Any]) -> str:
+    length = f"length {training.length_mean or UNKNOWN}"
+    if not training.episode_info:
+        return length
+    from rlsrl.data.episodes import info_texts  # imports numpy, which most experiments do not need here
+
+    num_last = spec.get("stop", {}).get("episodes", Stop.model_fields["episodes"].default)
+    info = {
+        each.key: {"mean": None if each.mean is None else float(each.mean), "count": each.count}
+        for each in training.episode_info
+    }
+    return ", ".join([length, *info_texts(info, num_last=num_last)])
 
 
 def parameter_store(experiment: Object) -> str:
