@@ -113,11 +113,11 @@ class Learner:
 
         ``device`` is the device to train on, and that of the algorithm's network.
 
-        ``threads`` are torch's intra-op threads of this thread's steps and of what it compiles. Another thread that
-        makes steps calls ``use_threads`` first.
+        ``threads`` are torch's intra-op threads of the thread that calls ``use_threads``, which compiles and makes the
+        steps. All others have one.
         """
+        torch.set_num_threads(1)
         self._threads = threads
-        self.use_threads()
         self._algorithm = algorithm
         self._layout = initial.layout
         self._device = device
@@ -143,9 +143,10 @@ class Learner:
         self._env_steps = 0
 
     def use_threads(self) -> None:
-        """Have the calling thread make its steps with the learner's number of intra-op threads.
+        """Have the calling thread compile and make the steps with the learner's number of intra-op threads.
 
-        OpenMP and MKL keep a number for each thread, which begins as one in a worker process.
+        OpenMP and MKL keep a number for each thread. One thread of a process may have more than one: with a second team,
+        OpenMP counts more threads than cores, and those that wait for each other sleep instead of spinning.
         """
         torch.set_num_threads(self._threads)
 

@@ -48,6 +48,7 @@ def _compile(request: dict[str, Any]) -> int:
         policy = torch_policy(config.network, env_spec, outputs=config.algorithm.chosen.outputs, seed=config.seed)
         device = rank_device(config, policy)
         learner = build_learner(config, env_spec, policy, policy.parameters(Version(0, 0)), one_rank, device)
+        learner.use_threads()
         learner.compile(example_batch(config, env_spec))
     except Exception as error:  # noqa: BLE001 - the trainer reads it, and goes on eagerly
         sys.stderr.write(f"{error_summary(error)}\n")
