@@ -145,8 +145,8 @@ class Learner:
     def use_threads(self) -> None:
         """Have the calling thread compile and make the steps with the learner's number of intra-op threads.
 
-        OpenMP and MKL keep a number for each thread. One thread of a process may have more than one: with a second team,
-        OpenMP counts more threads than cores, and those that wait for each other sleep instead of spinning.
+        OpenMP and MKL keep a number for each thread. Only one thread of a process may have more than one: with a second
+        team OpenMP counts more threads than cores, and those that wait for each other sleep instead of spinning.
         """
         torch.set_num_threads(self._threads)
 
