@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.sizing.costs import SHARES, Costs
+from rlsrl.sizing.costs import SPEEDS, Costs
 from rlsrl.sizing.estimate import estimate
 from rlsrl.sizing.workload import Workload
 
@@ -76,7 +76,7 @@ def least_squares(residuals: Callable[[Vector], Vector], x: Vector) -> Vector:
 
 def _costs_at(start: Costs, free: Sequence[str], x: Vector) -> Costs:
     values = dict(zip(free, np.exp(x).tolist(), strict=True))
-    values |= {name: min(1.0, values[name]) for name in SHARES if name in values}
+    values |= {name: min(1.0, values[name]) for name in SPEEDS if name in values}
     return replace(start, **values)
 
 

@@ -29,7 +29,6 @@ def test_costs_are_read_back_as_they_were_written() -> None:
         ("full_load_speed", 0.0),
         ("full_load_speed", 1.1),
         ("crowded_speed", 0.0),
-        ("threaded_share", 0.0),
     ],
 )
 def test_impossible_costs_are_refused_by_name(name: str, value: float) -> None:

@@ -288,19 +288,23 @@ def test_an_idle_core_shares_the_training_and_a_busy_one_does_not() -> None:
     assert rate_of(busy, step_seconds=0.1) == pytest.approx(2560.0, rel=1e-3)
 
 
-def test_threads_divide_the_minibatches_among_idle_cores() -> None:
-    """A minibatch of 100 ms: with four threads 0.4 + 0.6 / 4 of it, and 5 ms until all are done; on two cores twice."""
+def test_threads_divide_the_rows_among_idle_cores() -> None:
+    """Rows take 256 ms an epoch: with four threads a quarter, and 5 ms a minibatch until all are done. Calls take 1 ms.
+
+    On two cores it takes twice as long.
+    """
     found = {
         number: workload(environment=EnvironmentSpeed(step_seconds=1e-9), threads=number, hardware=Hardware(cores=4.0))
         for number in (1, 4)
     }
     crowded = replace(found[4], hardware=Hardware(cores=2.0))
-    cost = {"minibatch_seconds": 0.1, "threaded_share": 0.6, "join_seconds": 0.005}
-    minibatches = found[1].num_minibatches
+    cost = {"row_seconds": 1e-3, "minibatch_seconds": 1e-3, "join_seconds": 5e-3}
+    rows, minibatches = found[1].rank_rows, found[1].num_minibatches
 
-    assert rate_of(found[1], **cost) == pytest.approx(256 / (minibatches * 0.1), rel=1e-3)
-    assert rate_of(found[4], **cost) == pytest.approx(256 / (minibatches * 0.06), rel=1e-3)
-    assert rate_of(crowded, **cost) == pytest.approx(256 / (minibatches * 0.12), rel=1e-3)
+    assert rate_of(found[1], **cost) == pytest.approx(256 / (rows * 1e-3 + minibatches * 1e-3), rel=1e-3)
+    threaded = rows * 1e-3 / 4 + minibatches * 6e-3
+    assert rate_of(found[4], **cost) == pytest.approx(256 / threaded, rel=1e-3)
+    assert rate_of(crowded, **cost) == pytest.approx(256 / (2 * threaded), rel=1e-3)
     assert ceilings(crowded, costs(**cost))[0].part == "machine"
 
 

@@ -147,7 +147,8 @@ def _trainers(spec: ExperimentSpec) -> Iterator[SpecChange]:
     if ratio is not None and (num_actors := spec.actors.replicas) % (2 * replicas):
         more += (f"actors.replicas={num_actors + 2 * replicas - num_actors % (2 * replicas)}",)
     yield SpecChange(overrides=more)
-    yield SpecChange(overrides=(f"trainers.threads={2 * spec.trainers.threads}",))
+    threads = 2 * spec.trainers.threads
+    yield SpecChange(overrides=(f"trainers.threads={threads}",), note=f"needs {threads} cores for each trainer")
     if replicas % 2 == 0:
         yield SpecChange(overrides=(f"trainers.replicas={replicas // 2}",), saves=True)
     if ratio is not None:

@@ -12,8 +12,8 @@ from typing import Any, Self
 MEASURED = "measured.json"
 """This package's data file with the measured costs, the machine and the date."""
 
-SHARES = ("full_load_speed", "crowded_speed", "threaded_share")
-"""Costs that are shares, above 0 and at most 1."""
+SPEEDS = ("full_load_speed", "crowded_speed")
+"""Costs that are a core's speed, as a share of its speed alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +73,8 @@ class Costs:
     """The same of any layer in bfloat16."""
     trained_weight_seconds: float
     """One weight of a minibatch: its gradient, the optimizer, target networks."""
-    threaded_share: float
-    """Share of a minibatch's time that several threads divide among them (Amdahl 1967)."""
     join_seconds: float
-    """Wall time of a minibatch that several threads compute: they wait for each other."""
+    """Wall time in which the threads of a minibatch wait for each other, if it has several."""
     reduce_seconds: float
     """One collective call of several ranks, at each rank."""
     reduce_wait_seconds: float
@@ -101,9 +99,9 @@ class Costs:
         for name, value in asdict(self).items():
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} {value} must be finite and 0 or above")
-        for name in SHARES:
-            if not 0 < (share := getattr(self, name)) <= 1:
-                raise ValueError(f"{name} {share} must be above 0 and at most 1")
+        for name in SPEEDS:
+            if not 0 < (speed := getattr(self, name)) <= 1:
+                raise ValueError(f"{name} {speed} must be above 0 and at most 1")
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:

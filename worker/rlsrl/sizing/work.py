@@ -80,7 +80,11 @@ class Work:
         return self.workload.num_train_steps * step_seconds + self._assembling() + self.minibatches()
 
     def minibatches(self) -> float:
-        """Return each rank's seconds for the minibatches of a batch. All its threads compute meanwhile."""
+        """Return each rank's seconds for the minibatches of a batch.
+
+        All its threads are busy meanwhile: they divide what grows with rows and weights, and the others spin while one
+        calls torch.
+        """
         workload, costs, work = self.workload, self.costs, self.workload.update_work
         if workload.compiled:
             minibatch_seconds, row_seconds = costs.compiled_minibatch_seconds, costs.compiled_row_seconds
@@ -89,12 +93,10 @@ class Work:
         network = workload.network
         row = work.network_passes * self._passing(network.products) + row_seconds
         row += work.critic_passes * self._passing(network.critic_products)
-        minibatch = work.losses * minibatch_seconds + network.num_trained_weights * costs.trained_weight_seconds
-        seconds = workload.num_minibatches * minibatch + workload.rank_rows * row
-        if workload.threads == 1:
-            return seconds
-        divided = 1 - costs.threaded_share + costs.threaded_share / workload.threads
-        return seconds * divided + workload.num_minibatches * costs.join_seconds
+        weights = network.num_trained_weights * costs.trained_weight_seconds
+        divided = (workload.num_minibatches * weights + workload.rank_rows * row) / workload.threads
+        joining = costs.join_seconds if workload.threads > 1 else 0.0
+        return divided + workload.num_minibatches * (work.losses * minibatch_seconds + joining)
 
     def _passing(self, products: Sequence[Product]) -> float:
         """Return the seconds in which a row of a minibatch passes through layers, and its gradient back."""

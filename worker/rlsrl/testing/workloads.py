@@ -8,7 +8,7 @@ from typing import Any
 from rlsrl.api.spec import UpdateWork
 from rlsrl.policies.effort import NetworkEffort
 from rlsrl.policies.products import Product
-from rlsrl.sizing.costs import SHARES, Costs
+from rlsrl.sizing.costs import SPEEDS, Costs
 from rlsrl.sizing.workload import EnvironmentSpeed, Hardware, ReplayWorkload, Workload
 
 SMALL = Workload(
@@ -56,8 +56,7 @@ TYPICAL = Costs(
     bfloat16_mac_seconds=2e-11,
     trained_weight_seconds=1e-9,
     row_seconds=8e-7,
-    threaded_share=0.9,
-    join_seconds=2e-4,
+    join_seconds=1e-4,
     compiled_minibatch_seconds=3e-4,
     compiled_row_seconds=4e-7,
     drawn_row_seconds=1e-7,
@@ -97,5 +96,5 @@ def pods(num_actors: int, **changes: Any) -> Workload:
 def costs(**given: float) -> Costs:
     """Return costs of 0 except the given ones."""
     return Costs(
-        **{**dict.fromkeys((field.name for field in fields(Costs)), 0.0), **dict.fromkeys(SHARES, 1.0), **given}
+        **{**dict.fromkeys((field.name for field in fields(Costs)), 0.0), **dict.fromkeys(SPEEDS, 1.0), **given}
     )
