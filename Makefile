@@ -28,12 +28,13 @@ $(RUN_STAMP): INSTALLED := $(RUN_EXTRAS)
 $(RUN_STAMP): TAKEN := 5.1
 $(RUN_STAMP): FREE := 7
 
+# On a terminal pip shows what it downloads: that takes minutes.
 $(STAMP) $(RUN_STAMP):
 	@echo "setup: downloads about 3 GB (PyTorch's Linux build brings CUDA) and takes $(TAKEN) GB of disk in $(VENV)"
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"setup: Python 3.11 or newer is needed, {sys.executable} is {v[0]}.{v[1]}: set PYTHON=/path/to/python3.11")'
 	@$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 1e9; sys.exit(0 if free > $(FREE) else f"setup: $(FREE) GB of free disk are needed here, there are {free:.1f}")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(INSTALLED)]'
+	$(BIN)/python -m pip install $$([ -t 2 ] || echo --quiet) --constraint constraints.txt --editable '.[$(INSTALLED)]'
 	rm -f $(VENV)/.setup-*
 	touch $@
 
