@@ -66,8 +66,7 @@ REMEDIES: dict[Part | None, str] = {
     "buffer workers": "larger rollouts, then another buffer worker",
     "trainers": "fewer epochs or larger minibatches where learning allows it, with replay a lower "
     "pacing.trainStepsPerEnvStep; trainers.threads where cores are idle; more ranks where a minibatch takes far longer "
-    "than a millisecond; larger rollouts "
-    "and buffer workers where receiving slots takes most of the time",
+    "than a millisecond; larger rollouts and buffer workers where receiving slots takes most of the time",
     "coordinator": "policy workers, so that only they need weights; larger batches, so that there are fewer versions; "
     "fewer actors with more environments each",
     "machine": "more cores, or a cluster; no policy workers where the network is small; fewer evaluators, or fewer "
