@@ -271,6 +271,15 @@ def test_why_exits_with_0_without_problems(cluster: KubectlStandIn) -> None:
     assert (result.exit_code, result.output) == (0, "cartpole has no problems: Running: The trainers train.\n")
 
 
+def test_why_says_that_an_experiment_is_paused(cluster: KubectlStandIn) -> None:
+    paused = condition("Progressing", "Paused", "all workers are paused")
+    cluster.show(experiment("Running", READY, paused, attempt=1), TRAINER)
+    result = called("why", "cartpole")
+    assert result.exit_code == 0
+    assert result.output.startswith("cartpole has no problems: Paused: all workers are paused. `kubectl rlsrl control ")
+    assert result.output.endswith("cartpole resume` lets them go on.\n")
+
+
 def test_why_reports_the_end_of_an_experiment(cluster: KubectlStandIn) -> None:
     cluster.show(experiment("Succeeded", condition("Finished", "Succeeded", "stop.envSteps holds"), attempt=1))
     result = called("why", "cartpole")

@@ -142,7 +142,8 @@ PHASES: Mapping[Phase, Explanation] = {
         "`kubectl rlsrl params export NAME -o weights.safetensors`, then delete the experiment.",
     ),
     "Failed": Explanation(
-        "The experiment has ended without a result. Versions stored before can be exported as above.",
+        "The experiment has ended without a result. `kubectl rlsrl params export NAME` exports versions that were "
+        "stored before.",
         "Look at the condition `Finished`. After correcting the cause, `kubectl rlsrl retry NAME` continues from the "
         "newest version, and so does an edit of the spec. `kubectl rlsrl retry --fresh NAME` begins from step 0.",
     ),

@@ -74,7 +74,7 @@ def _facts(experiment: Object, status: ExperimentStatus, now: datetime) -> Itera
     metadata, spec = experiment["metadata"], experiment.get("spec", {})
     age = since(metadata.get("creationTimestamp"), now)
     yield "experiment", f"{metadata.get('namespace', '')}/{metadata['name']}, created {age} ago"
-    yield "phase", _phase(status, now)
+    yield "phase", _phase(status, now).replace("NAME", metadata["name"])
     if status.attempt is not None:
         yield "attempt", _attempt(status, spec)
     if (training := status.training) is not None:

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 
 import click
 
-from rlsrl.api.reasons import PHASES, Explanation
+from rlsrl.api.reasons import PHASES, PROGRESSING, REASONS
+from rlsrl.api.status import ExperimentStatus, Phase
 from rlsrl.cli.diagnosis import Diagnosis, diagnose, past_events, past_restarts
 from rlsrl.cli.kubectl import Kubectl, own_labels
 from rlsrl.cli.live import quiet_interrupt
@@ -41,7 +42,7 @@ def why(name: str, namespace: str | None) -> None:
         if len(findings) > MAX_FINDINGS:
             click.echo(f"and {len(findings) - MAX_FINDINGS} more")
         if not findings and status.phase is not None:
-            click.echo(f"{name} has no problems: {status.phase}: {_phase_text(PHASES[status.phase], name)}")
+            click.echo(f"{name} has no problems: {printable(_state(status, status.phase, name))}")
             for line in past_restarts(objects):
                 click.echo(f"  {line}")
         for line in past_events(status):
@@ -49,9 +50,15 @@ def why(name: str, namespace: str | None) -> None:
     sys.exit(UNWELL if findings else WELL)
 
 
-def _phase_text(phase: Explanation, name: str) -> str:
-    """Return the meaning of a phase, with what the user can do, if anything."""
-    return " ".join([phase.meaning, *([phase.cure.replace("NAME", name)] if phase.cure != "Nothing." else [])])
+def _state(status: ExperimentStatus, phase: Phase, name: str) -> str:
+    """Return what an experiment without problems does, with what the user can do, if anything."""
+    for each in status.conditions:
+        if (each.type, each.reason) == (PROGRESSING, "Paused"):
+            paused = REASONS[PROGRESSING]["Paused"]
+            return f"Paused: {each.message}. {paused.cure.replace('NAME', name)}"
+    text = PHASES[phase]
+    cure = [] if text.cure == "Nothing." else [text.cure]
+    return f"{phase}: {' '.join([text.meaning, *cure]).replace('NAME', name)}"
 
 
 def _lines(finding: Diagnosis, name: str, now: datetime) -> Iterator[str]:
