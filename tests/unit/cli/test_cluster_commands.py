@@ -265,6 +265,16 @@ def test_top_without_permission_to_read_secrets_shows_the_status(cluster: Kubect
     assert result.output.endswith(f"\n\n{WITHOUT_WORKERS}\n")
 
 
+@pytest.mark.parametrize(("phase", "shown"), [("Failed", "failed"), ("Running", "recovering")])
+def test_top_says_that_an_experiment_has_failed(
+    cluster: KubectlStandIn, monkeypatch: pytest.MonkeyPatch, phase: str, shown: str
+) -> None:
+    cluster.show(experiment(phase, attempt=1))
+    waiting = {"experiment": "cartpole", "phase": "recovering", "totals": {}, "roles": {}}
+    monkeypatch.setattr("rlsrl.cli.top.coordinator_status", lambda kubectl, experiment: waiting)
+    assert called("top", "cartpole", "-n", "research").output.startswith(f"cartpole: {shown}, ")
+
+
 def test_why_exits_with_0_without_problems(cluster: KubectlStandIn) -> None:
     cluster.show(RUNNING, TRAINER)
     result = called("why", "cartpole")

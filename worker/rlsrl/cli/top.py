@@ -78,10 +78,19 @@ def _without_workers(kubectl: Kubectl, name: str) -> tuple[str, bool]:
 
 def _workers_on_cluster(kubectl: Kubectl, experiment: Object, *, whole: bool) -> None:
     if not sys.stdout.isatty():
-        click.echo(top_table(coordinator_status(kubectl, experiment), whole=whole))
+        click.echo(top_table(_judged(coordinator_status(kubectl, experiment), experiment), whole=whole))
         return
     with _StatusReader(kubectl, experiment) as reader:
         show_live(lambda: (reader.shown(whole=whole), False))
+
+
+def _judged(document: Mapping[str, Any], experiment: Object) -> Mapping[str, Any]:
+    """Return the coordinator's status, with the operator's judgement of a failed experiment.
+
+    The coordinator stays to serve the weights, and does not know that no trainer will come back.
+    """
+    has_failed = (experiment.get("status") or {}).get("phase") == "Failed"
+    return {**document, "phase": "failed"} if has_failed else document
 
 
 class _StatusReader:
@@ -124,7 +133,7 @@ class _StatusReader:
             self._client = CoordinatorClient(*access)
             self._connection.callback(self._client.close)
         try:
-            return self._client.status(ANSWER_SECONDS)
+            return _judged(self._client.status(ANSWER_SECONDS), self._experiment)
         except CoordinatorUnavailable as error:
             raise UserError(f"the coordinator does not answer: {error}") from error
 
