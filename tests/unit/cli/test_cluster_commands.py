@@ -265,13 +265,16 @@ def test_top_without_permission_to_read_secrets_shows_the_status(cluster: Kubect
     assert result.output.endswith(f"\n\n{WITHOUT_WORKERS}\n")
 
 
-@pytest.mark.parametrize(("phase", "shown"), [("Failed", "failed"), ("Running", "recovering")])
-def test_top_says_that_an_experiment_has_failed(
-    cluster: KubectlStandIn, monkeypatch: pytest.MonkeyPatch, phase: str, shown: str
+@pytest.mark.parametrize(
+    ("phase", "reported", "shown"),
+    [("Failed", "recovering", "failed"), ("Running", "recovering", "recovering"), ("Failed", "training", "training")],
+)
+def test_top_says_that_an_experiment_has_failed_unless_it_trains_again(
+    cluster: KubectlStandIn, monkeypatch: pytest.MonkeyPatch, phase: str, reported: str, shown: str
 ) -> None:
     cluster.show(experiment(phase, attempt=1))
-    waiting = {"experiment": "cartpole", "phase": "recovering", "totals": {}, "roles": {}}
-    monkeypatch.setattr("rlsrl.cli.top.coordinator_status", lambda kubectl, experiment: waiting)
+    document = {"experiment": "cartpole", "phase": reported, "totals": {}, "roles": {}}
+    monkeypatch.setattr("rlsrl.cli.top.coordinator_status", lambda kubectl, experiment: document)
     assert called("top", "cartpole", "-n", "research").output.startswith(f"cartpole: {shown}, ")
 
 

@@ -80,10 +80,7 @@ def _facts(experiment: Object, status: ExperimentStatus, now: datetime) -> Itera
     if (training := status.training) is not None:
         yield "trained", _trained(training)
         yield "policy", _policy(training)
-        yield (
-            "episodes",
-            _episodes(training, spec),
-        )
+        yield "episodes", _episodes(training, spec)
         if not is_over(status):
             updated = f"{since(training.updated_at, now)} ago" if training.updated_at else UNKNOWN
             yield "updated", f"{updated}: {STALE.meaning}" if is_stale(status, now) else updated

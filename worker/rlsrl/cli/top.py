@@ -87,10 +87,11 @@ def _workers_on_cluster(kubectl: Kubectl, experiment: Object, *, whole: bool) ->
 def _judged(document: Mapping[str, Any], experiment: Object) -> Mapping[str, Any]:
     """Return the coordinator's status, with the operator's judgement of a failed experiment.
 
-    The coordinator stays to serve the weights, and does not know that no trainer will come back.
+    The coordinator stays to serve the weights, and does not know that no trainer will come back. If one has come since
+    ``experiment`` was read, the coordinator is right.
     """
     has_failed = (experiment.get("status") or {}).get("phase") == "Failed"
-    return {**document, "phase": "failed"} if has_failed else document
+    return {**document, "phase": "failed"} if has_failed and document.get("phase") == "recovering" else document
 
 
 class _StatusReader:

@@ -30,7 +30,7 @@ class LatestParameters:
             self._changed.notify_all()
 
     def take(self) -> Parameters | None:
-        """Return the newest weights; None: there are none, or they were taken before.
+        """Return the newest weights, or None if there are none, or if they were taken before.
 
         Raises:
             PipeClosed: ``close`` was called.
