@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import time
 import tomllib
 import urllib.error
 import urllib.request
@@ -36,6 +37,8 @@ ANSWER_SECONDS = 5.0
 """Deadline of a server's answer."""
 LEFT_SECONDS = 20.0
 """Deadline for processes that end after the command that started them."""
+EXECUTION_SECONDS = 1.0
+"""Deadline for an execve: a process that shows no variables for longer has none."""
 CHECKOUT = ("benchmarks", "charts", "docs", "examples", "hack")
 """Folders of the repository that a reader has in the current folder."""
 SMOKE = ((re.compile(r"\brlsrl run [\w./-]+\.yaml"), r"\g<0> --set stop.envSteps=4000"),)
@@ -187,6 +190,7 @@ class PageSession(ClosedAtExit):
         (folder / "experiment.yaml").write_text(readme_experiment())
         log = self._own / "shell.log"
         self._shell = _Interpreter(_SHELL, "bash", folder=folder, environment=self._environment, log=log)
+        self._begun = psutil.Process(self._shell.process.pid).create_time()
         self._python: _Interpreter | None = None
 
     @property
@@ -266,7 +270,11 @@ class PageSession(ClosedAtExit):
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get(_SESSION) == self._id and process.pid not in own:
+                if (
+                    process.create_time() >= self._begun
+                    and _variables(process).get(_SESSION) == self._id
+                    and process.pid not in own
+                ):
                     found.append(process)
             except psutil.Error:  # ended meanwhile, or another user's
                 continue
@@ -336,6 +344,17 @@ class PageSession(ClosedAtExit):
         numbered = "\n" * (block.line - 1) + text  # so that tracebacks have the page's lines
         request = f"{self.current_folder}\t{self._file(numbered)}\t{block.page}"
         self._python.execute(request, f"{block.place}: python\n{text}", self._seconds)
+
+
+def _variables(process: psutil.Process) -> dict[str, str]:
+    """Return a process's environment variables.
+
+    While a process executes a new program, the kernel shows none for a moment.
+    """
+    deadline = time.monotonic() + EXECUTION_SECONDS
+    while not (variables := process.environ()) and process.exe() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return variables
 
 
 @cache

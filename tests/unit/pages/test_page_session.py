@@ -109,6 +109,16 @@ def test_a_process_that_is_left_fails_and_is_killed(tmp_path: Path, monkeypatch:
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_process_that_executes_programs_is_left_at_any_moment(tmp_path: Path) -> None:
+    (tmp_path / "again").write_text('#!/bin/sh\nexec "$0"\n')
+    (tmp_path / "again").chmod(0o755)
+    with PageSession(tmp_path / "reader") as session:
+        run(session, f"setsid {tmp_path / 'again'} & echo $! >pid")
+        pid = int((session.folder / "pid").read_text())
+        for _ in range(500):
+            assert pid in {process.pid for process in session._processes()}
+
+
 def test_a_statement_without_an_end_fails(session: PageSession, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BlockFailed, match=r"no end within 0.1 s"):
         session._shell.execute(str(session._file("sleep 1000\n")), "a page", 0.1)
