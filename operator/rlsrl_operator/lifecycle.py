@@ -9,7 +9,7 @@ from typing import Literal
 
 from rlsrl.api.failures import FUTILE_STARTS
 from rlsrl.api.pods import ROLE_LABEL, terminations
-from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, EndReason, GangReason
+from rlsrl.api.reasons import FINISHED, GANG_COMPLETE, READY, RESUMED, EndReason, GangReason
 from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.api.status import TERMINAL, ExperimentStatus, LastFailure, Phase
 from rlsrl_operator import status as statuses
@@ -95,7 +95,11 @@ def _after(
         return _finished(status, "Failed", "RepeatedFailure", message, context, now)
     num_restarts = (status.restarts or 0) + (1 if end.is_failure else 0)
     status = status.model_copy(update={"attempt": attempt + 1, "restarts": num_restarts})
-    return _gang(status, "Restarting", f"attempt {attempt} is over: {end.message}", context, now)
+    message = f"attempt {attempt} is over: {end.message}"
+    status = statuses.with_condition(
+        status, RESUMED, "False", "Restarting", message, generation=context.generation, now=now
+    )
+    return _gang(status, "Restarting", message, context, now)
 
 
 def _last_failure(status: ExperimentStatus, end: AttemptEnd) -> LastFailure | None:

@@ -9,7 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from rlsrl.api.reasons import DURABLE, ENVIRONMENT_ERRORS, ENVIRONMENT_SERVER_AWAY, FINISHED, GANG_COMPLETE, ROLLED_BACK
+from rlsrl.api.reasons import (
+    DURABLE,
+    ENVIRONMENT_ERRORS,
+    ENVIRONMENT_SERVER_AWAY,
+    FINISHED,
+    GANG_COMPLETE,
+    RESUMED,
+    ROLLED_BACK,
+)
 from rlsrl.api.retry import FRESH_ANNOTATION, RETRY_ANNOTATION
 from rlsrl.api.status import Condition, ExperimentStatus
 from rlsrl_operator import status as statuses
@@ -79,7 +87,7 @@ def begin_retry(status: ExperimentStatus, retry: Retry, context: ExperimentConte
 
 def _of_any_run(status: ExperimentStatus) -> tuple[Condition, ...]:
     """Return the conditions that are not about the versions or the environments of one run."""
-    of_one_run = (DURABLE, ENVIRONMENT_ERRORS, ENVIRONMENT_SERVER_AWAY, ROLLED_BACK)
+    of_one_run = (DURABLE, ENVIRONMENT_ERRORS, ENVIRONMENT_SERVER_AWAY, RESUMED, ROLLED_BACK)
     return tuple(each for each in status.conditions if each.type not in of_one_run)
 
 

@@ -12,10 +12,12 @@ from rlsrl.api.reasons import (
     DURABLE,
     ENVIRONMENT_ERRORS,
     ENVIRONMENT_SERVER_AWAY,
+    FACTS,
     GANG_COMPLETE,
     NON_FINITE_VALUES,
     PROGRESSING,
     READY,
+    RESUMED,
     ROLLED_BACK,
     VOLUME_INTACT,
     AcceptedReason,
@@ -134,9 +136,9 @@ def with_numbers(
     status: ExperimentStatus, reported: Mapping[str, Any], *, generation: int, now: datetime
 ) -> ExperimentStatus:
     """Return the status with the run's numbers from the coordinator's ``/status``, and with the conditions that follow
-    from it: Progressing and Durable if it says whether steps are taken and versions are stored, RolledBack if
-    training resumed from an older version than the newest, EnvironmentErrors if environments raised, NonFiniteValues if
-    they gave NaN or infinity, EnvironmentServerAway if they wait for their server.
+    from it: Progressing and Durable if it says whether steps are taken and versions are stored, Resumed if training
+    resumed, RolledBack if it did so from an older version than the newest, EnvironmentErrors if environments raised,
+    NonFiniteValues if they gave NaN or infinity, EnvironmentServerAway if they wait for their server.
 
     While the experiment starts, its numbers stay, and only an environment that hangs or waits is reported.
     """
@@ -157,9 +159,30 @@ def with_numbers(
     rollback = totals.get("rollback")
     if isinstance(rollback, str) and rollback:
         status = with_condition(status, ROLLED_BACK, "True", "OlderVersion", rollback, generation=generation, now=now)
+    status = _with_resumption(status, reported, generation=generation, now=now)
     if (judged := _durability(totals, reported)) is not None:
         status = with_condition(status, DURABLE, *judged, generation=generation, now=now)
     return status
+
+
+def _with_resumption(
+    status: ExperimentStatus, reported: Mapping[str, Any], *, generation: int, now: datetime
+) -> ExperimentStatus:
+    """Return the status with the condition Resumed, if the present attempt has resumed from a stored version.
+
+    The cause is what ``lifecycle`` said at the end of the attempt before. A coordinator that was restarted since then
+    no longer knows what was lost.
+    """
+    found, before = reported.get("resumption"), condition(status, RESUMED)
+    if not isinstance(found, dict) or found.get("attempt") != status.attempt:
+        return status
+    text = found.get("text")
+    if not isinstance(text, str) or (before is None and found.get("version") is None):
+        return status  # The experiment has just begun.
+    if before is not None and before.message.startswith(text):
+        return status
+    cause = "" if before is None or before.status == "True" else f"; {before.message}"
+    return with_condition(status, RESUMED, "True", "NextAttempt", text + cause, generation=generation, now=now)
 
 
 def _durability(
@@ -358,14 +381,16 @@ def seconds_to_next_look(status: ExperimentStatus, looked_at: datetime, status_s
 
 
 def events(document: Manifest, before: ExperimentStatus, after: ExperimentStatus, now: datetime) -> Iterator[Manifest]:
-    """Yield an Event for each condition with a new status or reason. Equal changes give Events of the same name, so
-    that an Event that exists is not posted again.
+    """Yield an Event for each condition with a new status or reason, except facts that do not hold. Equal changes give
+    Events of the same name, so that an Event that exists is not posted again.
     """
     metadata, posted_at = document["metadata"], stamp(now)
     about = {"apiVersion": API_VERSION, "kind": KIND, **{name: metadata[name] for name in ("name", "namespace", "uid")}}
     for each in after.conditions:
         was = condition(before, each.type)
         if was is not None and (was.status, was.reason) == (each.status, each.reason):
+            continue
+        if each.type in FACTS and each.status == "False":
             continue
         mark = digest([metadata["uid"], each.type, each.reason, each.last_transition_time])[:16]
         yield {

@@ -164,6 +164,8 @@ def test_live_settings_reach_the_workers_without_a_restart(long: ClusterExperime
     log = lambda: long.where.kubectl("logs", "long-trainer-0")
     until(lambda: '"tuned"' in log(), "the trainer took it")
     print(f"live settings took {time.monotonic() - began:.1f} s")
+    (taken,) = [line for line in log().splitlines() if '"settings_taken"' in line]
+    assert 'learning_rate": 0.0625' in taken
     goes_on(long)
     assert lives(long, *ROLES) == before
     edit(long, stop={"trainSteps": 1})

@@ -4,6 +4,7 @@ reaches its goal.
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
@@ -63,6 +64,13 @@ def test_one_fault_of_each_kind(where: Namespace, hands: Nodes, recovered: Recov
     hand = Hand(experiment, hands, recovered)
     hand.signal("policy", signal.SIGKILL)
     hand.delete_pod("trainer")
+    until(lambda: experiment.condition("Resumed").get("status") == "True", "the experiment says from where it resumed")
+    cost = experiment.condition("Resumed")["message"]
+    assert re.fullmatch(
+        r"attempt 2 resumed from version 1\.\d+(; training steps lost after it: at least [\d,]+ \(.*\))?"
+        rf"; attempt 1 is over: {experiment.name}-trainer-\d .*",
+        cost,
+    ), cost
     hand.delete_workload("statefulset", "coordinator")
     hand.delete_quietly("secrets", where.list("secrets", experiment=experiment.name)[0]["metadata"]["name"])
     reach_the_goal(experiment)

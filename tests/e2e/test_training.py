@@ -14,6 +14,7 @@ from rlsrl.testing.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
+NUMBERS = ("FPS", "STEPS", "VERSION", "LAG", "RETURN")
 GOAL = 475.0
 
 
@@ -29,8 +30,9 @@ def test_every_role_trains_to_the_goal_and_the_exported_weights_play(
     trained.await_phase("Running")
     listed = lambda: [line.split() for line in trained.where.kubectl("get", "rlx").splitlines()]
     header, _ = listed()
-    assert header[1:] == ["PHASE", "ACTORS", "FPS", "STEPS", "VERSION", "LAG", "RETURN", "RESTARTS", "AGE"]
-    until(lambda: listed()[1][:3] == ["cartpole", "Running", "2"], "both actors are ready")
+    assert header[1:] == ["PHASE", "READY", "PROGRESS", "ACTORS", *NUMBERS, "RESTARTS", "AGE"]
+    running = ["cartpole", "Running", "Ready", "Progressing", "2"]
+    until(lambda: listed()[1][: len(running)] == running, "both actors are ready")
     trainers = trained.pods("trainer")
     assert len({pod["spec"]["nodeName"] for pod in trainers}) == 2, "ranks on different nodes"
     addresses = {pod["status"]["podIP"]: role_of(pod) for pod in trained.pods()}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rlsrl.api.live import name_of, settings_of, with_settings
+from rlsrl.api.live import changed_settings, name_of, settings_of, with_settings
 from rlsrl.api.load import load_text
 from rlsrl.api.placement import cluster_placement
 from rlsrl.api.resolve import ResolvedExperiment, resolve
@@ -37,6 +37,18 @@ def test_a_config_with_the_settings_of_another_equals_the_other() -> None:
         assert name_of(after) == name_of(before)
         assert with_settings(before, settings_of(after)) == after
         assert with_settings(after, settings_of(before)) == before
+
+
+def test_the_changed_settings_are_named_by_their_paths() -> None:
+    before = resolved(stop={"trainSteps": 10})
+    after = resolved(algorithm={"ppo": {"learningRate": 0.0625}}, stop={"envSteps": 20})
+    assert changed_settings(before.trainer, after.trainer) == {
+        "algorithm.ppo.learning_rate": 0.0625,
+        "stop.env_steps": 20,
+        "stop.train_steps": None,
+    }
+    assert changed_settings(after.trainer, after.trainer) == {}
+    assert changed_settings(before.actor, after.actor) == {}
 
 
 @pytest.mark.parametrize(

@@ -114,17 +114,18 @@ def test_an_interrupt_is_quiet(cluster: KubectlStandIn, arguments: tuple[str, ..
     assert said == ""
 
 
+KEPT_LOGS = "kubectl rlsrl logs cartpole --kept"
 FAILED = experiment("Failed", condition("Finished", "BudgetExhausted", "11 failures"), attempt=3)
 
 
 @pytest.mark.parametrize(
-    ("options", "asked", "begins"),
+    ("options", "asked", "start"),
     [
-        ([], RETRY_ANNOTATION, "continues from the newest intact version"),
-        (["--fresh"], FRESH_ANNOTATION, "begins from step 0"),
+        ([], RETRY_ANNOTATION, "the newest intact version, or from step 0 if there is none"),
+        (["--fresh"], FRESH_ANNOTATION, "step 0"),
     ],
 )
-def test_retry_asks_the_operator(cluster: KubectlStandIn, options: list[str], asked: str, begins: str) -> None:
+def test_retry_asks_the_operator(cluster: KubectlStandIn, options: list[str], asked: str, start: str) -> None:
     cluster.show(FAILED)
     for first in ([], ["--fresh"]):
         called("retry", "cartpole", *first)
@@ -132,7 +133,7 @@ def test_retry_asks_the_operator(cluster: KubectlStandIn, options: list[str], as
     assert result.exit_code == 0, result.output
     assert cluster.annotations("RLExperiment", "cartpole") == {asked: "3"}, "the last request alone counts"
     first_line, *rest = result.output.splitlines()
-    assert first_line == f"attempt 4 of cartpole {begins} once the pods of attempt 3 are gone"
+    assert first_line == f"attempt 4 of cartpole begins once the pods of attempt 3 are gone, from {start}"
     kept = ["nothing is deleted: all earlier versions stay on volume cartpole-data"] if options else []
     assert rest == [*kept, "see: kubectl rlsrl status cartpole"]
 
@@ -167,6 +168,18 @@ def test_why_and_status_tell_of_a_rollback(cluster: KubectlStandIn) -> None:
     result = called("why", "cartpole")
     assert (result.exit_code, result.output.splitlines()[1:]) == (0, [lost])
     assert lost in called("status", "cartpole").output
+
+
+def test_why_and_status_tell_what_a_restart_cost(cluster: KubectlStandIn) -> None:
+    over = "attempt 1 is over: cartpole-trainer-0 was replaced"
+    cost = f"attempt 2 resumed from version 1.1200; training steps lost after it: at least 31; {over}"
+    cluster.show(experiment("Running", READY, condition("Resumed", "NextAttempt", cost), attempt=2), TRAINER)
+    result = called("why", "cartpole")
+    assert (result.exit_code, result.output.splitlines()[1:]) == (0, [cost])
+    assert cost in called("status", "cartpole").output
+    restarting = condition("Resumed", "Restarting", over)
+    cluster.show(experiment("Running", READY, restarting, attempt=2), TRAINER)
+    assert over not in called("why", "cartpole").output, "GangComplete says so meanwhile"
 
 
 def test_why_and_status_tell_of_environments_that_raise(cluster: KubectlStandIn) -> None:
@@ -468,7 +481,7 @@ def test_following_continues_with_readable_logs(cluster: KubectlStandIn, capfd: 
         ),
         (
             ("--previous",),
-            "no worker has restarted in cartpole-actor-x, cartpole-trainer-0; see: kubectl rlsrl why cartpole",
+            "no worker has restarted in cartpole-actor-x, cartpole-trainer-0; for replaced pods: " + KEPT_LOGS,
         ),
     ],
 )

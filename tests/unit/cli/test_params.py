@@ -76,7 +76,7 @@ def refusal(*arguments: str | Path) -> str:
 
 def test_list_is_a_table_of_versions(run: Path) -> None:
     header, *rows = output("list", run).splitlines()
-    assert header.split() == ["VERSION", "TAGS", "ENV", "STEPS", "RETURN", "EVALUATION", "CREATED", "SIZE", "STATE"]
+    assert header.split() == ["VERSION", "TAGS", "ENV", "STEPS", "RETURN", "EVALUATION", "CREATED", "SIZE", "RESUMABLE"]
     assert [row.split()[:5] for row in rows] == [
         ["1.0", "-", "0", "0", "-"],
         ["1.64", "best", "131,072", "21.3333", "-"],

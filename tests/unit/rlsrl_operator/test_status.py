@@ -18,6 +18,7 @@ from rlsrl.api.reasons import (
     NON_FINITE_VALUES,
     PROGRESSING,
     READY,
+    RESUMED,
     ROLLED_BACK,
     is_trouble,
 )
@@ -27,6 +28,7 @@ from rlsrl_operator.manifests import ExperimentContext, Manifest
 from rlsrl_operator.status import (
     blocker,
     condition,
+    events,
     outcome,
     read,
     replica_failure,
@@ -326,6 +328,92 @@ def test_a_rollback_is_reported_until_another_run_begins() -> None:
         assert (said.status, said.reason, said.message) == ("True", "OlderVersion", LOST)
         unharmed = with_numbers(ExperimentStatus(), {"totals": silent}, generation=1, now=NOW)
         assert condition(unharmed, ROLLED_BACK) is None
+
+
+RESUMPTION = {"attempt": 2, "version": "1.1200", "text": "attempt 2 resumed from version 1.1200; lost: at least 31"}
+CAUSE = "attempt 1 is over: a-trainer-0 was replaced"
+
+
+def after_a_restart(
+    attempt: int = 2, cause: str = CAUSE, *, before: ExperimentStatus | None = None
+) -> ExperimentStatus:
+    status = (before or ExperimentStatus(phase="Running")).model_copy(update={"attempt": attempt})
+    return with_condition(status, RESUMED, "False", "Restarting", cause, generation=1, now=NOW)
+
+
+def resumption_of(status: ExperimentStatus) -> tuple[str, str, str] | None:
+    said = condition(status, RESUMED)
+    return None if said is None else (said.status, said.reason, said.message)
+
+
+def test_a_resumption_is_reported_with_its_cause_until_the_next_one() -> None:
+    status = with_numbers(after_a_restart(), {"resumption": RESUMPTION}, generation=1, now=NOW)
+    told = ("True", "NextAttempt", f"{RESUMPTION['text']}; {CAUSE}")
+    # A coordinator that was restarted since then does not know what was lost, or nothing yet.
+    less = {**RESUMPTION, "text": "attempt 2 resumed from version 1.1200"}
+    for later_document in ({"resumption": RESUMPTION}, {"resumption": less}, {"resumption": None}, {}):
+        assert resumption_of(status) == told
+        status = with_numbers(status, later_document, generation=1, now=later(60))
+    second = after_a_restart(3, "attempt 2 is over: a-trainer-1 was deleted", before=status)
+    assert with_numbers(second, {"resumption": RESUMPTION}, generation=1, now=NOW) == with_numbers(
+        second, {}, generation=1, now=NOW
+    ), "the numbers are those of the attempt before"
+    text = "attempt 3 resumed from version 1.1200"
+    told_again = with_numbers(second, {"resumption": {**RESUMPTION, "attempt": 3, "text": text}}, generation=1, now=NOW)
+    assert resumption_of(told_again) == (
+        "True",
+        "NextAttempt",
+        f"{text}; attempt 2 is over: a-trainer-1 was deleted",
+    )
+
+
+def test_a_resumption_after_a_suspension_has_no_cause() -> None:
+    status = ExperimentStatus(phase="Running", attempt=2)
+    assert resumption_of(with_numbers(status, {"resumption": RESUMPTION}, generation=1, now=NOW)) == (
+        "True",
+        "NextAttempt",
+        RESUMPTION["text"],
+    )
+
+
+def test_an_experiment_that_has_just_begun_has_not_resumed() -> None:
+    begun = {"attempt": 1, "version": None, "text": "attempt 1 began from step 0: no version was stored"}
+    status = ExperimentStatus(phase="Running", attempt=1)
+    assert resumption_of(with_numbers(status, {"resumption": begun}, generation=1, now=NOW)) is None
+    again = {**begun, "attempt": 2, "text": "attempt 2 began from step 0: no version was stored"}
+    assert resumption_of(with_numbers(after_a_restart(), {"resumption": again}, generation=1, now=NOW)) == (
+        "True",
+        "NextAttempt",
+        f"{again['text']}; {CAUSE}",
+    )
+
+
+@pytest.mark.parametrize("strange", [None, 7, "x", [], {}, {"attempt": 2}, {"attempt": 2, "version": "1.1", "text": 3}])
+def test_a_strange_resumption_changes_nothing(strange: Any) -> None:
+    status = after_a_restart()
+    assert resumption_of(with_numbers(status, {"resumption": strange}, generation=1, now=NOW)) == (
+        "False",
+        "Restarting",
+        CAUSE,
+    )
+
+
+def test_each_resumption_is_an_event() -> None:
+    document = {"metadata": {"name": "a", "namespace": "n", "uid": "u"}}
+    before, after_end = ExperimentStatus(phase="Running", attempt=1), after_a_restart()
+    assert list(events(document, before, after_end, NOW)) == [], "GangComplete has said so"
+    resumed = with_numbers(after_end, {"resumption": RESUMPTION}, generation=1, now=NOW)
+    (event,) = events(document, after_end, resumed, NOW)
+    assert (event["type"], event["reason"], event["message"]) == (
+        "Normal",
+        "NextAttempt",
+        f"{RESUMPTION['text']}; {CAUSE}",
+    )
+    again = with_numbers(
+        after_a_restart(3, before=resumed), {"resumption": {**RESUMPTION, "attempt": 3}}, generation=1, now=later(60)
+    )
+    (second,) = events(document, after_a_restart(3, before=resumed), again, later(60))
+    assert second["metadata"]["name"] != event["metadata"]["name"]
 
 
 LAST_ERROR = "actor-0: environment rank 3 raised ValueError: stuck (error 2 of this environment)"

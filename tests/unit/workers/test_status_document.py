@@ -149,6 +149,38 @@ def test_totals_remain_while_the_trainer_is_absent_and_are_null_before_it_joins(
     assert set(build_status(EXPERIMENT, [], NO_PAGES, now=0.0)["totals"].values()) == {None}
 
 
+REACHED = MemberReport(stats={"train_steps": 1231.0, "env_steps": 157500.0})
+
+
+@pytest.mark.parametrize(
+    ("resumed_from", "former", "version", "text"),
+    [
+        (
+            "1.1200",
+            REACHED,
+            "1.1200",
+            "attempt 2 resumed from version 1.1200; training steps lost after it: at least 31 (to 157,500 env steps)",
+        ),
+        ("1.1231", REACHED, "1.1231", "attempt 2 resumed from version 1.1231"),
+        ("1.1200", MemberReport(), "1.1200", "attempt 2 resumed from version 1.1200"),
+        ("1.1200", MemberReport(stats={"train_steps": math.nan}), "1.1200", "attempt 2 resumed from version 1.1200"),
+        ("none", REACHED, None, "attempt 2 began from step 0: no version was stored"),
+    ],
+)
+def test_a_resumption_names_its_version_and_what_the_trainer_before_had_reached(
+    resumed_from: str, former: MemberReport, version: str | None, text: str
+) -> None:
+    trainer = replace(member("trainer", texts={"resumed_from": resumed_from}), former=former)
+    document = build_status(EXPERIMENT, [member("trainer", 1), trainer], NO_PAGES, now=0.0)
+    assert document["resumption"] == {"attempt": 2, "version": version, "text": text}
+
+
+@pytest.mark.parametrize("texts", [{}, {"resumed_from": ""}, {"resumed_from": "the newest"}])
+def test_a_trainer_that_does_not_say_from_where_it_resumed_reports_no_resumption(texts: dict[str, str]) -> None:
+    assert build_status(EXPERIMENT, [member("trainer", texts=texts)], NO_PAGES, now=0.0)["resumption"] is None
+    assert build_status(EXPERIMENT, [], NO_PAGES, now=0.0)["resumption"] is None
+
+
 def page(role: str, index: int = 0, *left: Posted, **counters: int) -> PageRecord:
     accounts = {0: PostedCount(0, counters["produced"])} if "produced" in counters else {}
     record = PageRecord(role=role, index=index, lives=1, incarnation=0, posted_counts=accounts, unacknowledged=left)

@@ -46,6 +46,8 @@ NAME_RULE = CelRule(
 
 PRINTER_COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("Phase", "string", ".status.phase"),
+    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].reason'),
+    ("Progress", "string", '.status.conditions[?(@.type=="Progressing")].reason'),
     ("Actors", "integer", ".status.actors.ready"),
     ("FPS", "integer", ".status.training.envStepsPerSecond"),
     ("Steps", "integer", ".status.training.envSteps"),

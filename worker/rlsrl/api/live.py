@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -58,6 +58,20 @@ def with_settings(config: ConfigT, settings: Settings) -> ConfigT:
     whole = json.loads(config.to_json())
     _overlay(whole, settings, _schema(type(config)), live=False)
     return type(config).from_json(json.dumps(whole))
+
+
+def changed_settings(before: Config, after: Config) -> dict[str, Any]:
+    """Return the new values of the live fields that differ, by path such as ``stop.env_steps``; None for no value."""
+    old, new = (dict(_leaves(settings_of(config))) for config in (before, after))
+    return {path: new.get(path) for path in old | new if old.get(path) != new.get(path)}
+
+
+def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
 
 
 @cache

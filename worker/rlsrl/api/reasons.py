@@ -22,6 +22,7 @@ ConditionType = Literal[
     "EnvironmentErrors",
     "NonFiniteValues",
     "Durable",
+    "Resumed",
     "RolledBack",
     "VolumeIntact",
     "Finished",
@@ -35,6 +36,7 @@ ENVIRONMENT_SERVER_AWAY: Final = "EnvironmentServerAway"
 ENVIRONMENT_ERRORS: Final = "EnvironmentErrors"
 NON_FINITE_VALUES: Final = "NonFiniteValues"
 DURABLE: Final = "Durable"
+RESUMED: Final = "Resumed"
 ROLLED_BACK: Final = "RolledBack"
 VOLUME_INTACT: Final = "VolumeIntact"
 FINISHED: Final = "Finished"
@@ -59,6 +61,7 @@ EnvironmentServerReason = Literal["ServerAway", "NoneWaits"]
 EnvironmentErrorsReason = Literal["MadeAgain"]
 NonFiniteReason = Literal["Dropped"]
 DurableReason = Literal["Stored", "NotStored", "StoredLate", "EvaluationsFailed"]
+ResumedReason = Literal["Restarting", "NextAttempt"]
 RollbackReason = Literal["OlderVersion"]
 VolumeReason = Literal["ClaimDeleting", "ClaimReplaced", "ShardClaimDeleting", "ShardClaimReplaced"]
 ReadyReason = Literal[
@@ -82,6 +85,7 @@ Reason = (
     | NonFiniteReason
     | ProgressReason
     | ReadyReason
+    | ResumedReason
     | RollbackReason
     | VolumeReason
 )
@@ -219,8 +223,8 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
         "Unschedulable": Judgement(
             "No node can run the pod. The message has the scheduler's reason: too little CPU, memory or GPUs, a taint, "
             "a node selector, a volume on another node.",
-            "Add nodes, or change `resources`, `nodeSelector` or `tolerations` of the role in the chart's values, or "
-            "the experiment's replicas.",
+            "Add nodes, or change `resources`, `nodeSelector` or `tolerations` in the role's `podTemplate`, or of the "
+            "role in the chart's values, or the experiment's replicas.",
             "False",
         ),
         "Queued": Judgement(
@@ -347,6 +351,19 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "False",
         ),
     },
+    RESUMED: {
+        "Restarting": Judgement(
+            "An attempt is over, and the next one has not resumed yet. The message has the cause.", "Nothing.", "False"
+        ),
+        "NextAttempt": Judgement(
+            "The attempt has resumed from a stored version, or begun from step 0 if there was none. The message has "
+            "the version, the training steps after it that are known to be lost, and why the attempt before it ended. "
+            "Training repeats the lost steps.",
+            "Nothing. To lose fewer steps, store versions more often: `parameters.everySeconds` or "
+            "`parameters.everySteps`.",
+            "True",
+        ),
+    },
     ROLLED_BACK: {
         "OlderVersion": Judgement(
             "The newest version was damaged or incomplete, so training resumed from an older one. The message names "
@@ -392,8 +409,10 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
         "ConfigurationError": Judgement(
             "A worker cannot run with this configuration, so no restart would help: the image lacks the environment or "
             "a module, or the network does not fit the environment. The message names the pod and the error.",
-            "Correct the spec or the image. An edit of the spec, or `kubectl rlsrl retry NAME`, then tries the "
-            "experiment again. A field that cannot be edited needs a new experiment.",
+            "Correct the spec or the image; docs/kubernetes/your-own-environment.md shows how to build an image with "
+            "your own modules. An edit of the spec, or `kubectl rlsrl retry NAME`, then tries the experiment again. A "
+            "field that cannot be edited, such as `environment.id`, needs a new experiment: `kubectl delete rlx NAME`, "
+            "and apply the corrected file.",
             "True",
         ),
         "EnvironmentFault": Judgement(
@@ -448,8 +467,9 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
     },
 }
 """By condition."""
-FACTS: frozenset[ConditionType] = frozenset({ENVIRONMENT_ERRORS, NON_FINITE_VALUES, ROLLED_BACK})
-"""Conditions that report what happened while training went on. They are no problems; `why` shows them below those."""
+FACTS: frozenset[ConditionType] = frozenset({ENVIRONMENT_ERRORS, NON_FINITE_VALUES, RESUMED, ROLLED_BACK})
+"""Conditions that report, if True, what happened while training went on. They are no problems; `why` shows them below
+those."""
 QUIET: frozenset[str] = frozenset(
     {
         "Accepted",
@@ -457,6 +477,7 @@ QUIET: frozenset[str] = frozenset(
         "Queued",
         "Starting",
         "Complete",
+        "NextAttempt",
         "NoneWaits",
         "Progressing",
         "Paused",
@@ -471,8 +492,8 @@ QUIET: frozenset[str] = frozenset(
 
 _NO_IMAGE = Explanation(
     "The node cannot pull the image.",
-    "Check `images` in the chart's values (registry, tag, digest), and that the Secrets of `images.pullSecrets` exist "
-    "in this namespace.",
+    "Check `image` in the role's `podTemplate`, or `images` in the chart's values (registry, tag, digest), and that "
+    "the Secrets of `images.pullSecrets` exist in this namespace.",
 )
 _NOT_CREATED = Explanation(
     "The node could not create or start the container.",

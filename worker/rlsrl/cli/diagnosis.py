@@ -112,8 +112,8 @@ def past_restarts(objects: Sequence[Object]) -> list[str]:
 
 
 def past_events(status: ExperimentStatus) -> list[str]:
-    """Return what happened while training went on: errors of environments, and a resumption from an older version."""
-    return [each.message for each in status.conditions if each.type in FACTS]
+    """Return what happened while training went on: errors of environments, and resumptions."""
+    return [each.message for each in status.conditions if each.type in FACTS and each.status == "True"]
 
 
 def _explained_once(findings: Sequence[Diagnosis]) -> Iterator[Diagnosis]:

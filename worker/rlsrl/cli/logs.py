@@ -32,7 +32,7 @@ NAMED = 3
     "--kept",
     is_flag=True,
     help="The last megabyte of each worker, which the run keeps over restarts and lost pods. "
-    "The default once the experiment is suspended or has ended.",
+    "The default once the experiment has ended, or is suspended. On a volume they cannot be read during a suspension.",
 )
 @click.option(
     "--tail",
@@ -72,8 +72,10 @@ def logs(
             chosen = [_with_index(kubectl, experiment, chosen, role, index)]
         readable = [pod for pod in chosen if (restarts(pod) if previous else _has_begun(pod))]
         if not readable:
-            what = "restarted" if previous else "started"
-            raise UserError(f"no worker has {what} in {_names(chosen)}; see: kubectl rlsrl why {name}")
+            if previous:
+                kept_lines = f"for replaced pods: kubectl rlsrl logs {name} --kept"
+                raise UserError(f"no worker has restarted in {_names(chosen)}; {kept_lines}")
+            raise UserError(f"no worker has started in {_names(chosen)}; see: kubectl rlsrl why {name}")
         options = ["--container", CONTAINER, "--prefix", "--tail", str(tail), *(["--previous"] if previous else [])]
         if follow:
             _follow(kubectl, readable, options)

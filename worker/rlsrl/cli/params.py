@@ -27,7 +27,7 @@ from rlsrl.runs.versions import VersionRow, stored_infos, tag_version, version_r
 from rlsrl.runtime.durable import write_durably
 from rlsrl.workers.build.run_database import RESOLVED, open_run_database
 
-_HEADER = ("VERSION", "TAGS", "ENV STEPS", "RETURN", "EVALUATION", "CREATED", "SIZE", "STATE")
+_HEADER = ("VERSION", "TAGS", "ENV STEPS", "RETURN", "EVALUATION", "CREATED", "SIZE", "RESUMABLE")
 _LONGEST_VALUE = 120
 """Characters shown of one metadata value outside JSON output: an exported actor fills pages."""
 
@@ -65,7 +65,8 @@ def params() -> None:
 def list_versions(run: Path, namespace: str | None, policy: str, as_json: bool) -> None:
     """List the stored versions, oldest first.
 
-    All versions are read in full, on the cluster by the coordinator, and damaged ones are marked.
+    All versions are read in full, on the cluster by the coordinator, and damaged ones are marked. RESUMABLE: whether
+    training can resume from the version. Only the newest ones keep the optimizer's state, which that needs.
     """
     with _user_errors(), _opened(run, namespace) as db:
         rows = version_rows(db, policy)
@@ -216,7 +217,7 @@ def _cells(row: VersionRow) -> tuple[str, ...]:
         _evaluation(row),
         _date(row.created_at),
         _size(row.nbytes),
-        _state(row),
+        _resumable(row),
     )
 
 
@@ -227,7 +228,7 @@ def _evaluation(row: VersionRow) -> str:
     return _number(row.evaluation, ".6g")
 
 
-def _state(row: VersionRow) -> str:
+def _resumable(row: VersionRow) -> str:
     if row.damage is not None:
         return "damaged"
     return "yes" if row.has_state else UNKNOWN

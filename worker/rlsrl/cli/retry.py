@@ -33,8 +33,9 @@ def retry(name: str, namespace: str | None, fresh: bool) -> None:
             raise UserError(f"{name} is suspended: set spec.suspend to false, and it is tried again")
         asked, other = (FRESH_ANNOTATION, RETRY_ANNOTATION) if fresh else (RETRY_ANNOTATION, FRESH_ANNOTATION)
         kubectl.ask("annotate", "--overwrite", EXPERIMENTS, name, f"{asked}={status.attempt}", f"{other}-")
-    begins = "begins from step 0" if fresh else "continues from the newest intact version"
-    click.echo(f"attempt {status.attempt + 1} of {name} {begins} once the pods of attempt {status.attempt} are gone")
+    start = "step 0" if fresh else "the newest intact version, or from step 0 if there is none"
+    failed = status.attempt
+    click.echo(f"attempt {failed + 1} of {name} begins once the pods of attempt {failed} are gone, from {start}")
     if fresh:
         click.echo(f"nothing is deleted: all earlier versions stay on {parameter_store(experiment)}")
     click.echo(f"see: kubectl rlsrl status {name}")

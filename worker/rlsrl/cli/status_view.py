@@ -84,7 +84,7 @@ def _facts(experiment: Object, status: ExperimentStatus, now: datetime) -> Itera
         if not is_over(status):
             updated = f"{since(training.updated_at, now)} ago" if training.updated_at else UNKNOWN
             yield "updated", f"{updated}: {STALE.meaning}" if is_stale(status, now) else updated
-    yield "stop", ", ".join(f"{name} {_number(value)}" for name, value in spec.get("stop", {}).items())
+    yield "stop", ", ".join(f"{name} {_number(value)}" for name, value in spec.get("stop", {}).items() if value)
     if (end := next((each for each in status.conditions if each.type == FINISHED), None)) is not None:
         yield ("result" if end.status == "True" else "retried"), end.message
     yield "parameters", f"{parameter_store(experiment)}: kubectl rlsrl params list {metadata['name']}"

@@ -28,7 +28,7 @@ MAX_FINDINGS = 8
 def why(name: str, namespace: str | None) -> None:
     """Explain why the experiment NAME on the cluster does not train: condition, pod, reason, last output, cure.
 
-    Exit status: 0 without problems, 1 with problems, 2 if the cluster cannot be asked.
+    Exit status: 0 without problems, 1 with problems or while it starts, 2 if the cluster cannot be asked.
     """
     with quiet_interrupt():
         kubectl = Kubectl(namespace)

@@ -23,12 +23,12 @@ from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.api.role_names import TRAINER
 from rlsrl.data.version import Version
 from rlsrl.local.controller import RecordsLost
-from rlsrl.local.resumption import resumption_text
 from rlsrl.local.run_names import RECORD, RUNS
 from rlsrl.local.run_record import RunRecord
 from rlsrl.local.status_file import read_status
+from rlsrl.local.worker_report import mapping, number
 from rlsrl.parameters.database import BlobParameterDB
-from rlsrl.parameters.resumption import Rollback
+from rlsrl.parameters.resumption import Rollback, resumption_text
 from rlsrl.parameters.terminal import terminal_record
 from rlsrl.runtime.clock import Clock, SystemClock
 from rlsrl.runtime.durable import make_folder, write_durably
@@ -213,7 +213,13 @@ class RunFolder:
         with contextlib.suppress(OSError, ConfigurationError):
             for info in reversed(self.database.versions(POLICY_NAME)):
                 if info.has_state if version is None else info.version == version:
-                    return resumption_text(info, self._last_status())
+                    reached = mapping(self._last_status(), "totals")
+                    return resumption_text(
+                        info.version,
+                        env_steps=number(info.metadata, "env_steps"),
+                        reached=number(reached, "train_steps"),
+                        reached_env_steps=number(reached, "env_steps"),
+                    )
         return None
 
     def check(self) -> None:

@@ -1,4 +1,5 @@
-"""Decides what a run loses when it resumes, or why it cannot resume: for ``rlsrl run`` and for trainers. Pure."""
+"""Decides what a run loses when it resumes, or why it cannot resume: for ``rlsrl run``, for trainers and for the
+coordinator. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import ResumePoint
 
 BEGIN_ANEW = "`rlsrl run --fresh`, or `kubectl rlsrl retry --fresh NAME`, begins a new run and keeps the old files"
@@ -49,6 +51,30 @@ def rollback_of(point: ResumePoint, *, attempt: int) -> Rollback | None:
         reason=reason,
         lost_steps=point.lost_steps,
     )
+
+
+def resumption_text(
+    version: Version, *, env_steps: float | None = None, reached: float | None, reached_env_steps: float | None
+) -> str:
+    """Return the version from which training resumes, and the training steps after it that are known to be lost.
+
+    Args:
+        version: The version.
+        env_steps: Env steps until that version. None: not said.
+        reached: Training steps that the trainer which ended had last reported; it may have gone on after that, so the
+            loss is a lower bound. None: nothing is known of lost steps.
+        reached_env_steps: Env steps that it had last reported.
+    """
+    text = f"from version {version}" + _in_parentheses("", env_steps)
+    lost = (reached or 0.0) - version.step
+    if lost < 1:
+        return text
+    to = _in_parentheses("to ", reached_env_steps)
+    return f"{text}; training steps lost after it: at least {lost:,.0f}{to}"
+
+
+def _in_parentheses(preposition: str, env_steps: float | None) -> str:
+    return "" if env_steps is None else f" ({preposition}{env_steps:,.0f} env steps)"
 
 
 def nothing_to_resume(point: ResumePoint) -> str:

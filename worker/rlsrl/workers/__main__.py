@@ -28,7 +28,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
 from rlsrl.api.failures import CONFIGURATION_ERROR, ENVIRONMENT_FAULT, NOT_STORED, RUN_DAMAGED, TEMPORARY_FAILURE
-from rlsrl.api.live import with_settings
+from rlsrl.api.live import changed_settings, with_settings
 from rlsrl.api.resolved import CoordinatorConfig, RoleConfig
 from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl.api.roles import ROLES, STREAMS, role_named
@@ -293,6 +293,8 @@ class _Process:
             if not self._configured:
                 return
             if (config := self._with_live_settings(self._join_session)) != self._config:
+                changed = changed_settings(self._config, config)
+                structlog.stdlib.get_logger(self._arguments.role).info("settings_taken", changed=changed)
                 self._config = config
                 self._worker.adopt(config)
 

@@ -31,6 +31,11 @@ class Members:
     def register(self, hello: pb.Hello, claim: Claim, lease: Lease) -> None:
         """Make the worker the newest at its index. A worker that rejoins keeps its last report."""
         before = self._members.get((lease.role, lease.index))
+        report = former = MemberReport()
+        if before is not None and self.holds_index(claim, lease):
+            report, former = before.report, before.former
+        elif before is not None:
+            former = before.report if before.report.stats else before.former  # one that ended early knew nothing
         self._members[lease.role, lease.index] = Member(
             role=claim.role,
             index=lease.index,
@@ -40,7 +45,8 @@ class Members:
             pid=hello.pid,
             host=hello.host,
             endpoints=dict(hello.endpoints),
-            report=before.report if before is not None and self.holds_index(claim, lease) else MemberReport(),
+            report=report,
+            former=former,
             heard_at=lease.heard_at,
             present=True,
             waiting_since=lease.heard_at,

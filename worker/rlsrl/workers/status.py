@@ -11,6 +11,7 @@ from typing import Any, Literal
 from rlsrl.api.role_names import ACTOR, EVALUATOR, TRAINER
 from rlsrl.data.episodes import info_statistics
 from rlsrl.data.version import Version
+from rlsrl.parameters.resumption import resumption_text
 from rlsrl.runtime.activity import CREDIT, END_OF_TRAINING, stage_of
 from rlsrl.runtime.coordination import WorkerState
 from rlsrl.workers.ledger_copies import LedgerCopies
@@ -50,6 +51,10 @@ STORED_ON_REQUEST = "stored_on_request"
 """Text of trainer rank 0: the newest stored ``parameters.storeRequest`` and its version, parted by a space."""
 TEXTS = ("unstored_reason", "late_version", "rollback", STORED_ON_REQUEST)
 """Texts of trainer rank 0 that the document shows for the whole experiment."""
+RESUMED_FROM = "resumed_from"
+"""Text of trainer rank 0: the version from which it resumed, or ``NO_VERSION``."""
+NO_VERSION = "none"
+"""The run had no stored version."""
 NO_MORE_SAMPLES = "needs_no_more_samples"
 """Statistic of trainer rank 0: 1 while all lanes that training can still use are granted, else 0."""
 
@@ -88,6 +93,8 @@ class Member:
     host: str
     endpoints: Mapping[str, str]
     report: MemberReport
+    former: MemberReport = MemberReport()
+    """The last report with statistics of a process before it at that index; empty if the coordinator knows of none."""
     heard_at: float
     """The time of its last message, in seconds on the coordinator's clock."""
     present: bool
@@ -148,6 +155,7 @@ def build_status(
         "run_uid": experiment.run_uid,
         "phase": derive_phase(everyone, done=experiment.done),
         "totals": _totals(everyone) | {"env_steps_per_second": env_steps_per_second},
+        "resumption": _resumption(everyone),
         "ledger": copies.ledger(member.role for member in present),
         "roles": {
             role: [_worker(member, experiment, now) for member in present if member.role == role]
@@ -222,6 +230,27 @@ def _totals(members: Iterable[Member]) -> dict[str, Any]:
     }
     texts = {name: report.texts.get(name) for name in TEXTS}
     return totals | texts | {"episode_info": info or None, "version": _text(report.version)}
+
+
+def _resumption(members: Iterable[Member]) -> dict[str, Any] | None:
+    """Return from which version the present attempt resumed, and what is lost; None if that is unknown."""
+    first = next((member for member in members if (member.role, member.index) == (TRAINER, 0)), None)
+    if first is None:
+        return None
+    if (found := first.report.texts.get(RESUMED_FROM, "")) == NO_VERSION:
+        text = f"attempt {first.attempt} began from step 0: no version was stored"
+        return {"attempt": first.attempt, "version": None, "text": text}
+    try:
+        version = Version.parse(found)
+    except ValueError:  # not there yet, or written by a user's code
+        return None
+    reached = first.former.stats
+    text = resumption_text(
+        version,
+        reached=_finite(reached.get("train_steps")),
+        reached_env_steps=_finite(reached.get("env_steps")),
+    )
+    return {"attempt": first.attempt, "version": found, "text": f"attempt {first.attempt} resumed {text}"}
 
 
 def _gone(member: Member, now: float) -> dict[str, Any]:

@@ -58,7 +58,7 @@ from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.experience import Experience, OnPolicyExperience
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 from rlsrl.workers.progress import Progress, SkipWindow, StopConditions
-from rlsrl.workers.status import STORED_ON_REQUEST
+from rlsrl.workers.status import NO_VERSION, RESUMED_FROM, STORED_ON_REQUEST
 from rlsrl.workers.stored_transitions import OpenedStore
 from rlsrl.workers.training import (
     Cadence,
@@ -404,6 +404,7 @@ def _agreed_state(config: TrainerConfig, context: WorkerContext, db: ParameterDB
         if rollback is not None:
             context.log.warning("rolled_back", **asdict(rollback))
             context.report_text(ROLLBACK, str(rollback))
+        context.report_text(RESUMED_FROM, NO_VERSION if found is None else str(found.version))
     version = gang.agree({"resume": None if found is None else str(found.version)})[0]["resume"]
     if gang.rank == 0 or version is None:
         return found
