@@ -12,6 +12,7 @@ from typing import Any
 
 from rlsrl.api.live import settings_of
 from rlsrl.api.pods import EXPERIMENT_LABEL, ROLE_LABEL, UID_LABEL, is_ready
+from rlsrl.api.reasons import FACTS
 from rlsrl.api.roles import role_named
 
 Object = dict[str, Any]
@@ -60,7 +61,9 @@ def normalized(objects: Iterable[Object], *, settings: bool = True) -> Manifests
 
 
 def decided_by_spec(objects: Iterable[Object]) -> Manifests:
-    """Return the parts that the spec alone determines, by number: without counts of edits and ages of objects."""
+    """Return the parts that the spec alone determines, by number: without counts of edits, ages of objects, and
+    conditions that report what happened.
+    """
     undated = map(_without_history, normalized(objects, settings=False).values())
     return {str(number): each for number, each in enumerate(sorted(undated, key=_sort_key))}
 
@@ -76,7 +79,8 @@ def _without_history(found: Object) -> Object:
         part.update({"annotations": kept} if kept else {})
     if made["kind"] == "RLExperiment":
         status = made["status"]
-        conditions = [(each["type"], each["status"], each["reason"]) for each in status["conditions"]]
+        present = [each for each in status["conditions"] if each["type"] not in FACTS]
+        conditions = [(each["type"], each["status"], each["reason"]) for each in present]
         made["status"] = {"phase": status["phase"], "actors": status["actors"], "conditions": conditions}
     if "-record-" in metadata.get("name", ""):
         metadata["name"] = "record"
