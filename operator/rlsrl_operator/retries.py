@@ -9,15 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from rlsrl.api.reasons import (
-    DURABLE,
-    ENVIRONMENT_ERRORS,
-    ENVIRONMENT_SERVER_AWAY,
-    FINISHED,
-    GANG_COMPLETE,
-    RESUMED,
-    ROLLED_BACK,
-)
+from rlsrl.api.reasons import DURABLE, ENVIRONMENT_SERVER_AWAY, FACTS, FINISHED, GANG_COMPLETE
 from rlsrl.api.retry import FRESH_ANNOTATION, RETRY_ANNOTATION
 from rlsrl.api.status import Condition, ExperimentStatus
 from rlsrl_operator import status as statuses
@@ -87,7 +79,7 @@ def begin_retry(status: ExperimentStatus, retry: Retry, context: ExperimentConte
 
 def _of_any_run(status: ExperimentStatus) -> tuple[Condition, ...]:
     """Return the conditions that are not about the versions or the environments of one run."""
-    of_one_run = (DURABLE, ENVIRONMENT_ERRORS, ENVIRONMENT_SERVER_AWAY, RESUMED, ROLLED_BACK)
+    of_one_run = {DURABLE, ENVIRONMENT_SERVER_AWAY, *FACTS}
     return tuple(each for each in status.conditions if each.type not in of_one_run)
 
 

@@ -10,7 +10,15 @@ from operator_world import POD_KINDS, Silent, World
 
 from rlsrl.api.failures import FUTILE_STARTS
 from rlsrl.api.pods import ROLE_LABEL
-from rlsrl.api.reasons import ENVIRONMENT_ERRORS, FINISHED, GANG_COMPLETE, RESUMED, ROLLED_BACK
+from rlsrl.api.reasons import (
+    ENVIRONMENT_ERRORS,
+    FACTS,
+    FINISHED,
+    GANG_COMPLETE,
+    NON_FINITE_VALUES,
+    RESUMED,
+    ROLLED_BACK,
+)
 from rlsrl.api.retry import FRESH_ANNOTATION, RETRY_ANNOTATION
 from rlsrl.api.role_names import COORDINATOR, TRAINER
 from rlsrl_operator.gang import attempt_of
@@ -180,10 +188,11 @@ def test_a_fresh_run_has_lost_no_version_and_had_no_error(failed: World, annotat
     status = with_condition(status, ROLLED_BACK, "True", "OlderVersion", "lost", generation=1, now=now)
     status = with_condition(status, ENVIRONMENT_ERRORS, "True", "MadeAgain", "1 error", generation=1, now=now)
     status = with_condition(status, RESUMED, "True", "NextAttempt", "attempt 2", generation=1, now=now)
+    status = with_condition(status, NON_FINITE_VALUES, "True", "Dropped", "NaN in 1 step", generation=1, now=now)
     failed.server.change(failed.document, {"status": write(status)})
     ask(failed, annotation, 1)
     failed.settle()
-    for name in (RESUMED, ROLLED_BACK, ENVIRONMENT_ERRORS):
+    for name in FACTS:
         kept = condition(read(failed.document), name)
         assert (kept is None) == (annotation == FRESH_ANNOTATION)
 

@@ -1,5 +1,4 @@
-"""Decides what a run loses when it resumes, or why it cannot resume: for ``rlsrl run``, for trainers and for the
-coordinator. Pure."""
+"""What a run loses when it resumes, or why it cannot: for ``rlsrl run``, trainers and the coordinator. Pure."""
 
 from __future__ import annotations
 
