@@ -3,17 +3,18 @@
     python benchmarks/learning.py cartpole
 
 Both get equal environments, networks and settings, and one seed per run. CartPole compares the environment steps to a
-mean return of 475: the ratio of the medians with its bootstrap interval. Seeds are added until the interval is narrow
-enough. As a negative control, rlsrl with a slowed trainer and an almost unbounded lag must fail the same check.
-HalfCheetah compares the median returns after a million steps, Pong the mean returns after as many. With replay the
-figure is the number of environment steps to a mean return of episodes without exploration; the control makes a
-twentieth of the updates. A run whose trainer is slowed, and one in which a worker of each role is killed, have to learn
-alike, too. With ``--hold`` the single file itself is held against Stable-Baselines3 by the same check; these runs are
-stored in ``learning-NAME-single-file.json``.
+mean return of 475: the ratio of the medians with its bootstrap interval. Seeds are added until that decides, or until
+the interval is narrow enough. As a negative control, rlsrl with a slowed trainer and an almost unbounded lag must fail
+the same check. HalfCheetah compares the median returns after a million steps, Pong the mean returns after as many. With
+replay the figure is the number of environment steps to a mean return of episodes without exploration; the control makes
+a twentieth of the updates. A run whose trainer is slowed, and one in which a worker of each role is killed, have to
+learn alike, too. With ``--hold`` the single file itself is held against Stable-Baselines3 by the same check; these runs
+are stored in ``learning-NAME-single-file.json``.
 
 Each run is stored in ``docs/benchmarks/learning-NAME.json`` when it ends, and is not repeated: an interrupted
-comparison continues. After a change of rlsrl's learning, use ``--restart``, which first removes rlsrl's runs. No figure
-depends on time, so other work on the machine does not matter.
+comparison continues, and a run that another comparison made with equal inputs counts. After a change of rlsrl's
+learning, use ``--restart``, which first removes rlsrl's runs. No figure depends on time, so other work on the machine
+does not matter.
 
 The exit status is 0 if rlsrl learns alike, 1 if it does not or if that is not decided, and 2 if a run failed.
 """
@@ -62,6 +63,8 @@ class Judgement:
 
     verdict: Verdict
     why: str
+    needs_seeds: bool
+    """Whether it is not decided in so wide an interval that it says little."""
 
     def __str__(self) -> str:
         return f"{self.why}: {self.verdict}"
@@ -84,6 +87,8 @@ class Comparison:
     """Mean return, without exploration, that ends the figure. The workload has such evaluations."""
     hindered: Callable[[Path], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext()
     """What happens to rlsrl's runs, given their folder."""
+    narrow: float = 1.0
+    """Factor between the bounds of an interval that is narrow enough without a decision."""
     mean_above: float | None = None
     """Lower bound of the mean return, for too few seeds for an interval. None: intervals are compared."""
 
@@ -133,13 +138,14 @@ class Comparison:
                 f"means {statistics.mean(first):.2f} and {statistics.mean(second):.2f} of {seeds}; the first has to be "
                 f"above {self.mean_above:g}, and above the second less its deviation of {statistics.stdev(second):.2f}"
             )
-            return Judgement(verdict=mean_verdict(first, second, above=self.mean_above), why=why)
+            return Judgement(verdict=mean_verdict(first, second, above=self.mean_above), why=why, needs_seeds=False)
         interval = ratio_of_medians(first, second)
         why = (
             f"medians {statistics.median(first):,.1f} and {statistics.median(second):,.1f} of {seeds}, ratio "
             f"{interval.ratio:.3f}, {COVERAGE:.0%} interval {interval.low:.3f} to {interval.high:.3f}"
         )
-        return Judgement(verdict=interval.verdict, why=why)
+        needs_seeds = interval.verdict == "not decided" and interval.high > self.narrow * interval.low
+        return Judgement(verdict=interval.verdict, why=why, needs_seeds=needs_seeds)
 
 
 def _replay(name: str) -> ReplayWorkload:
@@ -155,6 +161,7 @@ _DQN = Comparison(
     most_seeds=60,
     run_seconds=900.0,
     greedy_goal=475.0,
+    narrow=1.8,
     has_control=True,
 )
 _PENDULUM = replace(
@@ -194,6 +201,7 @@ COMPARISONS: Mapping[str, Comparison] = {
             most_seeds=40,
             run_seconds=900.0,
             greedy_goal=-200.0,
+            narrow=1.8,
         )
         for name in ("sac", "td3")
     },
@@ -230,18 +238,20 @@ class Program:
 
 
 class Runs:
-    """The finished runs, in a file that threads may add to."""
+    """The finished runs, in a file that threads may add to. Runs in files beside it count, too."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
 
     def series(self, program: Program) -> dict[int, float]:
-        """Return the figures of a program's seeds, of runs with its present digest."""
-        found = self._kept()["programs"].get(program.name, {})
-        if found.get("digest") != program.digest:
-            return {}
-        return {int(seed): run["figure"] for seed, run in found["runs"].items()}
+        """Return the figures of a program's seeds, of runs with its present digest. Its own file's come first."""
+        figures: dict[int, float] = {}
+        for path in (*sorted(self._path.parent.glob(f"{KEPT_AS}*.json")), self._path):
+            found = (kept(path.stem, path.parent) or {"programs": {}})["programs"].get(program.name, {})
+            if found.get("digest") == program.digest:
+                figures |= {int(seed): run["figure"] for seed, run in found["runs"].items()}
+        return figures
 
     def add(self, program: Program, seed: int, run: Mapping[str, Any]) -> None:
         """Keep one more run. Thread-safe."""
@@ -286,7 +296,7 @@ def programs_of(comparison: Comparison) -> tuple[Program, Program]:
             workload=comparison.workload,
             at_once=os.cpu_count() or 1,
             setting=single.settings(comparison.workload)[0],  # its own process alone, with one thread
-            judged_by=comparison.judged_by,
+            judged_by=replace(comparison, hindered=Comparison.hindered).judged_by,
         ),
     )
 
@@ -399,7 +409,7 @@ def decide(comparison: Comparison, mine: Program, theirs: Program, runs: Runs) -
         first, second = (make_runs(comparison, program, seeds, runs) for program in (mine, theirs))
         found = comparison.judge(first, second)
         log(str(found))
-        if found.verdict != "not decided" or num_seeds >= comparison.most_seeds:
+        if not found.needs_seeds or num_seeds >= comparison.most_seeds:
             return found, second
         num_seeds = min(2 * num_seeds, comparison.most_seeds)
 

@@ -159,6 +159,24 @@ def test_runs_that_were_judged_otherwise_are_made_again() -> None:
     assert len({program.digest for program in (mine, other, slowed, killed)}) == 4
 
 
+def test_what_hinders_rlsrl_does_not_hinder_the_single_file() -> None:
+    names = ("cartpole-dqn", "cartpole-dqn-slowed", "cartpole-dqn-killed")
+    assert len({programs_of(COMPARISONS[name])[1].digest for name in names}) == 1
+
+
+def test_runs_of_another_comparison_with_equal_inputs_count(
+    tmp_path: Path, stage: Stage, made: Callable[[], list[str]]
+) -> None:
+    comparison = stage(rlsrl=10_000, single=10_100, hindered=50_000)
+    judged(comparison, tmp_path)
+    first = made()
+    (tmp_path / "learning-cartpole.json").rename(tmp_path / "learning-other.json")
+    good, kept = judged(replace(comparison, seeds=4, most_seeds=4), tmp_path)
+    assert good
+    assert "of 4 and 4 seeds" in kept["why"]
+    assert sorted(made()[len(first) :]) == sorted(f"{name} 4" for name in (RLSRL, SINGLE_FILE, HINDERED))
+
+
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_the_single_file_knows_its_options_and_has_one_thread(name: str) -> None:
     comparison = COMPARISONS[name]
@@ -190,6 +208,15 @@ def test_seeds_are_added_until_it_is_decided(tmp_path: Path, stage: Stage, made:
     assert "of 6 and 6 seeds" in kept["why"]
     assert sum(line.startswith(SINGLE_FILE) for line in made()) == 6
     assert sum(line.startswith(HINDERED) for line in made()) == 2
+
+
+def test_a_narrow_interval_needs_no_more_seeds(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
+    comparison = stage(rlsrl=125, single=100, hindered=5000, seeds=2, most_seeds=6)
+    good, kept = judged(replace(comparison, narrow=1.8), tmp_path)
+    assert not good
+    assert (kept["verdict"], kept["needs_seeds"]) == ("not decided", False)
+    assert "of 2 and 2 seeds" in kept["why"]
+    assert sum(line.startswith(SINGLE_FILE) for line in made()) == 2
 
 
 def test_a_run_that_is_kept_is_not_made_again(tmp_path: Path, stage: Stage, made: Callable[[], list[str]]) -> None:
