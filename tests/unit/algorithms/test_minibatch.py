@@ -456,6 +456,35 @@ def test_a_batch_of_another_form_is_trained_without_compiling(is_cut: bool, monk
     assert num_graphs() == before
 
 
+class Widening(Averaging):
+    """Its state becomes float64 with the second minibatch. It counts losses computed eagerly."""
+
+    state_every = 2
+    eager_losses = 0
+
+    def update_state(self, params: Tensors, state: Tensors) -> Tensors:
+        new = super().update_state(params, {name: tensor.float() for name, tensor in state.items()})
+        return {name: tensor.double() for name, tensor in new.items()}
+
+    def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
+        if not torch.compiler.is_compiling():
+            self.eager_losses += 1
+        return super().loss(params, state, minibatch)
+
+
+@pytest.mark.usefixtures("tracing_only")
+def test_minibatches_after_a_state_has_changed_its_form_are_trained_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "widening", (MlpActorCritic, discrete_env_spec(), MLP, Widening))
+    learner = learner_of("widening")
+    learner.compile(zeros_of("widening"))
+    learner.use_compiled()
+    algorithm = learner._algorithm
+    assert isinstance(algorithm, Widening)
+    before = algorithm.eager_losses
+    learner.step(slots_of("widening", 0))
+    assert algorithm.eager_losses - before == 2, "of four minibatches: those after the second"
+
+
 def test_a_failed_compilation_raises_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any, **__: Any) -> Any:
         raise ArithmeticError("no such instruction")

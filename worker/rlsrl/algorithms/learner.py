@@ -37,6 +37,7 @@ from rlsrl.algorithms.minibatch import (
     LocalSteps,
     MinibatchStep,
     ParallelSteps,
+    StepFor,
     due_groups,
     group_updates,
     state_after,
@@ -131,9 +132,9 @@ class Learner:
         self._updates = updates
         self._optimizers = {update.name: update.optimizer for update in updates}
         self._evaluate = evaluated_in_parts(algorithm.evaluate)
-        self._minibatch_step: MinibatchStep | None = None
+        self._step_for: StepFor | None = None
         """None until the first step: all ranks of a gang make theirs together."""
-        self._compiled: tuple[Evaluate, Callable[[], MinibatchStep]] | None = None
+        self._compiled: tuple[Evaluate, Callable[[], StepFor]] | None = None
         self._rng = np.random.default_rng(seed)
         self._seed, self._stream = seed, stream
         self._adam = {name: AdamState.zeros(self._optimizers[name], vector) for name, vector in self._params.items()}
@@ -191,13 +192,18 @@ class Learner:
             batch = self._algorithm.prepare(self._params, normalized, self._reduce, self._evaluate)
             schedule = self._algorithm.schedule(batch, self._generator(), self._reduce)
         settings = self._settings()
-        if self._minibatch_step is None:
-            self._minibatch_step = self._steps.eager()
+        if self._step_for is None:
+            self._step_for = self._steps.eager()
         outcomes = []
+        step: MinibatchStep | None = None
+        state = self._state
         for inputs in self._inputs(batch, schedule, settings):
             self._minibatches += 1
             due = due_groups(self._updates, self._minibatches)
-            metrics, norms, is_taken, self._state = self._minibatch_step(inputs, due)
+            # Between two minibatches of a batch only the state can change its form.
+            if step is None or not _are_same(inputs.state, state):
+                step, state = self._step_for(inputs), inputs.state
+            metrics, norms, is_taken, self._state = step(inputs, due)
             outcomes.append((metrics, norms, is_taken))
             if self._is_state_due(due):
                 self._state = state_after(self._algorithm, self._params, self._state, is_taken)
@@ -243,8 +249,8 @@ class Learner:
     def use_compiled(self) -> None:
         """Use the compiled step from the next step on. All ranks call this together, after ``compile``."""
         assert self._compiled is not None, "compiled before"
-        (self._evaluate, minibatch_step), self._compiled = self._compiled, None
-        self._minibatch_step = minibatch_step()
+        (self._evaluate, step_for), self._compiled = self._compiled, None
+        self._step_for = step_for()
 
     def _generator(self) -> np.random.Generator:
         """Return what this step's schedule draws from.
@@ -411,6 +417,11 @@ def _trained_rows(schedule: Tensors, taken: NDArray[np.bool_]) -> NDArray[np.int
     index, weight = (to_host(schedule[name])[taken] for name in (INDEX, WEIGHT))
     rows: NDArray[np.int64] = np.unique(index[weight > 0.0])
     return rows
+
+
+def _are_same(tensors: Tensors, others: Tensors) -> bool:
+    """Return whether both hold the same tensors, not only equal ones."""
+    return all(tensor is others[name] for name, tensor in tensors.items())
 
 
 def _errors(

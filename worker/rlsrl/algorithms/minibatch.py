@@ -68,15 +68,17 @@ Due = tuple[str, ...]
 """The groups that a minibatch updates, in order."""
 MinibatchStep = Callable[[Inputs, Due], MinibatchOutcome]
 """One optimizer step of each group that is due."""
+StepFor = Callable[[Inputs], MinibatchStep]
+"""Returns the step for inputs of the form of those given."""
 
 
 class Steps(Protocol):
     """Makes a Learner's step."""
 
-    def eager(self) -> MinibatchStep:
-        """Return the eager step. All ranks call this together."""
+    def eager(self) -> StepFor:
+        """Return the eager step, for inputs of every form. All ranks call this together."""
 
-    def compile(self, example: Inputs) -> Callable[[], MinibatchStep]:
+    def compile(self, example: Inputs) -> Callable[[], StepFor]:
         """Compile the step for this rank and run it on ``example``, whose params and Adam state it may overwrite.
 
         Returns a function that makes the step; all ranks call theirs together. The step never compiles again: inputs of
@@ -94,11 +96,12 @@ class LocalSteps(Steps):
         self._updates = updates
 
     @override
-    def eager(self) -> MinibatchStep:
-        return _step_of([(LocalGradients(update.name, update.loss), update) for update in self._updates])
+    def eager(self) -> StepFor:
+        step = _step_of([(LocalGradients(update.name, update.loss), update) for update in self._updates])
+        return lambda _: step
 
     @override
-    def compile(self, example: Inputs) -> Callable[[], MinibatchStep]:
+    def compile(self, example: Inputs) -> Callable[[], StepFor]:
         parts = [(PureGradients(update.name, update.loss), update) for update in self._updates]
         step, device = _step_of(parts), _device(example)
         with compiling():
@@ -119,7 +122,7 @@ class LocalSteps(Steps):
             for due in all_due(self._updates):
                 graph(example, due)
         compiled_form = _form(example)
-        return lambda: lambda inputs, due: (graph if _form(inputs) == compiled_form else step)(inputs, due)
+        return lambda: lambda inputs: graph if _form(inputs) == compiled_form else step
 
 
 class ParallelSteps(Steps):
@@ -131,18 +134,24 @@ class ParallelSteps(Steps):
         self._params = params
 
     @override
-    def eager(self) -> MinibatchStep:
-        return _step_of([(ParallelGradients(self._flat_loss(update)), update) for update in self._updates])
+    def eager(self) -> StepFor:
+        step = _step_of([(ParallelGradients(self._flat_loss(update)), update) for update in self._updates])
+        return lambda _: step
 
     @override
-    def compile(self, example: Inputs) -> Callable[[], MinibatchStep]:
+    def compile(self, example: Inputs) -> Callable[[], StepFor]:
         parts: list[tuple[FlatLoss, _Apply]] = []
         with compiling():
             for update in self._updates:
                 loss, apply, found = self._compiled(update, example)
                 parts.append((loss, apply))
                 example = example._replace(minibatch={**example.minibatch, **of_rows(found)})
-        return lambda: _step_of([(ParallelGradients(loss), apply) for loss, apply in parts])
+
+        def step_for() -> StepFor:
+            step = _step_of([(ParallelGradients(loss), apply) for loss, apply in parts])
+            return lambda _: step
+
+        return step_for
 
     def _flat_loss(self, update: GroupUpdate) -> FlatLoss:
         return FlatLoss(update.name, update.loss, self._params)
