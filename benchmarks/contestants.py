@@ -8,14 +8,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
 from figures import RLSRL, SAMPLE_FACTORY, SINGLE_FILE, SINGLE_FILE_COMPILED, STABLE_BASELINES3, Point
-from greedy import played_versions
+from greedy import PlayedVersions
 from peer_environments import python_of, requirements_of
 from profiles import RunProfile
 from workloads import CORES, Workload
@@ -36,6 +36,10 @@ Setting = tuple[str, ...]
 """Arguments that choose how a program uses the machine."""
 
 
+Evaluations = Sequence[tuple[float, float]]
+"""(Env steps, mean return), the oldest first."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """A contestant's own reports of its progress."""
@@ -43,8 +47,8 @@ class Progress:
     points: Sequence[Point]
     return_means: Sequence[float | None]
     """For each point; None before the first end of an episode."""
-    evaluations: Sequence[tuple[float, float]] = ()
-    """(Env steps, mean return) of episodes without exploration, if the workload has such evaluations."""
+    evaluations: Evaluations = ()
+    """Of episodes without exploration, if the workload has such evaluations."""
 
 
 class Contestant(Protocol):
@@ -92,8 +96,8 @@ class Contestant(Protocol):
     def progress(self, folder: Path) -> Progress:
         """Return its progress until now."""
 
-    def result(self, workload: Workload, folder: Path, *, seed: int) -> Progress:
-        """Return the progress of a run with that seed that has ended, with its evaluations."""
+    def evaluations(self, workload: Workload, folder: Path, *, seed: int) -> Callable[[], Evaluations]:
+        """Return a function that returns the evaluations until now of a run with that seed."""
 
     def profile(self, folder: Path) -> RunProfile | None:
         """Return how its time was spent until now, or None if it does not report that."""
@@ -164,13 +168,12 @@ class Rlsrl:
             return_means=[row.scalars.get("return_mean") for row in rows],
         )
 
-    def result(self, workload: Workload, folder: Path, *, seed: int) -> Progress:
-        """Return the progress, and play the stored versions if the workload has evaluations."""
-        progress, (every, episodes) = self.progress(folder), workload.evaluations
+    def evaluations(self, workload: Workload, folder: Path, *, seed: int) -> Callable[[], Evaluations]:
+        """Return a function that plays the stored versions if the workload has evaluations."""
+        every, episodes = workload.evaluations
         if not every:
-            return progress
-        played = played_versions(folder / RUN, workload.env_id, episodes=episodes, seed=seed)
-        return replace(progress, evaluations=played)
+            return lambda: ()
+        return PlayedVersions(folder / RUN, workload.env_id, episodes=episodes, seed=seed)
 
     def profile(self, folder: Path) -> RunProfile | None:
         """Return the times from the workers' metrics."""
@@ -270,10 +273,10 @@ class Peer:
             evaluations=[(line["env_steps"], line["greedy_return"]) for line in lines if "greedy_return" in line],
         )
 
-    def result(self, workload: Workload, folder: Path, *, seed: int) -> Progress:
-        """Return the progress: it prints its evaluations."""
+    def evaluations(self, workload: Workload, folder: Path, *, seed: int) -> Callable[[], Evaluations]:
+        """Return a function that returns what it has printed of its evaluations."""
         del workload, seed
-        return self.progress(folder)
+        return lambda: self.progress(folder).evaluations
 
     def profile(self, folder: Path) -> RunProfile | None:
         """Return None: it reports no times."""

@@ -9,8 +9,10 @@ import environments
 import gymnasium
 import numpy as np
 
+from rlsrl.api.placement import PARAMETERS
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.data.inference import RolloutRequest
+from rlsrl.data.version import Version
 from rlsrl.parameters.database import BlobParameterDB
 from rlsrl.parameters.protocols import Parameters, VersionInfo
 from rlsrl.policies.exported import ExportedActor
@@ -22,17 +24,30 @@ SEEDS_APART = 1_000_000
 """Difference of the first episodes' seeds of two runs with successive seeds, as in the peers' programs."""
 
 
-def played_versions(run: Path, env_id: str, *, episodes: int, seed: int) -> list[tuple[float, float]]:
-    """Return (env steps, mean return of so many episodes) of each stored version, oldest first.
+class PlayedVersions:
+    """The stored versions of a run that may still train, each played once.
 
     ``seed`` is that of the run: the episodes of its versions begin alike, those of other runs differently.
     """
-    database, played = open_run_database(run), []
-    for info in database.versions(POLICY_NAME):
-        actor, parameters = _loaded(database, info)
-        found = mean_return(actor, parameters, env_id, episodes=episodes, seed=SEEDS_APART * seed)
-        played.append((float(info.metadata["env_steps"]), found))
-    return sorted(played)
+
+    def __init__(self, run: Path, env_id: str, *, episodes: int, seed: int) -> None:
+        self._run = run
+        self._env_id = env_id
+        self._episodes = episodes
+        self._seed = SEEDS_APART * seed
+        self._played: dict[Version, tuple[float, float]] = {}
+
+    def __call__(self) -> list[tuple[float, float]]:
+        """Return (env steps, mean return of so many episodes) of each version until now, oldest first."""
+        if not (self._run / PARAMETERS).is_dir():
+            return []
+        database = open_run_database(self._run)
+        for info in database.versions(POLICY_NAME):
+            if info.version not in self._played:
+                actor, parameters = _loaded(database, info)
+                found = mean_return(actor, parameters, self._env_id, episodes=self._episodes, seed=self._seed)
+                self._played[info.version] = float(info.metadata["env_steps"]), found
+        return sorted(self._played.values())
 
 
 def last_version(run: Path) -> tuple[ExportedActor, Parameters]:

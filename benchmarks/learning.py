@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from contestants import PEERS, Contestant, ContestantFailed, Progress, Rlsrl, Setting
+from contestants import PEERS, Contestant, ContestantFailed, Evaluations, Progress, Rlsrl, Setting
 from figures import RLSRL, SINGLE_FILE, STABLE_BASELINES3
 from hindrances import KILLED_ROLES, SLICE_SECONDS, SLOWED, STEPS_BETWEEN_KILLS, killed, slow_trainer
 from learning_verdicts import COVERAGE, Verdict, mean_verdict, ratio_of_medians
@@ -116,6 +116,11 @@ class Comparison:
         if return_mean is None:
             raise ContestantFailed("a run of that length has to end an episode")
         return return_mean
+
+    def is_reached(self, evaluations: Evaluations) -> bool:
+        """Return whether evaluations have reached ``greedy_goal``, which decides a run's figure."""
+        assert self.greedy_goal is not None, "without it none do"
+        return any(mean >= self.greedy_goal for _, mean in evaluations)
 
     @property
     def judged_by(self) -> Sequence[Any]:
@@ -340,6 +345,7 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
             seconds=comparison.run_seconds,
             hindered=program.hindered,
             wanted=lambda: not is_over.is_set(),
+            enough=comparison.is_reached if comparison.greedy_goal is not None else None,
         )
         figure = comparison.figure(progress)
         curve = [(steps, mean) for (_, steps), mean in zip(progress.points, progress.return_means, strict=True)]

@@ -9,10 +9,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from contestants import OUTPUT, Contestant, ContestantFailed, Progress, Setting, end_of_output
+from contestants import OUTPUT, Contestant, ContestantFailed, Evaluations, Progress, Setting, end_of_output
 from figures import Turn, speed
 from machine import Usage, megabytes_of, shares
 from profiles import time_shares
@@ -138,10 +138,11 @@ def whole_run(
     seconds: float,
     hindered: Callable[[Path], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
     wanted: Callable[[], bool] = lambda: True,
+    enough: Callable[[Evaluations], bool] | None = None,
 ) -> Progress:
-    """Return the progress of a run that ends by itself, at the workload's goal or its last step. It is not timed.
+    """Return the progress of a run that ends at the workload's goal, its last step, or ``enough`` evaluations.
 
-    ``hindered`` gets the run's folder and is active during the run. The run ends early when ``wanted`` returns False.
+    It is not timed. ``hindered`` gets the run's folder and is active during the run.
 
     Raises:
         ContestantFailed: it ran for too long, failed, has no valid results, or is not wanted any more.
@@ -149,11 +150,18 @@ def whole_run(
     if not wanted():
         raise ContestantFailed(f"{contestant.name} is not wanted any more")
     with started(contestant, workload, setting, seed=seed) as running, hindered(running.folder):
-        in_time = running.until(lambda: running.process.poll() is not None or not wanted(), "it ended", seconds=seconds)
+        evaluations = contestant.evaluations(workload, running.folder, seed=seed)
+
+        def is_over() -> bool:
+            if running.process.poll() is not None or not wanted():
+                return True
+            return enough is not None and enough(evaluations())
+
+        in_time = running.until(is_over, "it ended", seconds=seconds)
         if not in_time or not wanted():
             why = "is not wanted any more" if in_time else f"has not ended after {seconds:.0f} s"
             raise ContestantFailed(f"{contestant.name} {why}:\n{end_of_output(running.folder)}")
-        return contestant.result(workload, running.folder, seed=seed)
+        return replace(contestant.progress(running.folder), evaluations=evaluations())
 
 
 @contextlib.contextmanager

@@ -347,6 +347,24 @@ print({told!r})
     assert [*json.loads((tmp_path / "runs.json").read_text())["programs"]["x"]["runs"]] == ["2"]
 
 
+def test_a_run_ends_when_its_evaluations_reach_the_goal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (script := tmp_path / "endless.py").write_text(
+        """
+import json, time
+for steps, mean in ((1000, 400.0), (2000, 475.0), (3000, 500.0)):
+    said = {"wall": 1.0, "env_steps": steps, "return_mean": 5.0, "greedy_return": mean}
+    print(json.dumps(said), flush=True)
+time.sleep(600)
+"""
+    )
+    comparison = replace(COMPARISONS["cartpole-dqn"], run_seconds=60.0)
+    contestant = Peer(name="x", programs={"dqn": (str(script),)}, ways=((),), python=lambda name: Path(sys.executable))
+    program = Program(name="x", contestant=contestant, workload=comparison.workload, at_once=1)
+    monkeypatch.setattr(Peer, "versions", {})
+    runs = Runs(tmp_path / "runs.json")
+    assert make_runs(comparison, program, [1], runs) == {1: 2000.0}
+
+
 def test_two_threads_may_add_to_one_file(tmp_path: Path) -> None:
     program = Program(name=RLSRL, contestant=Rlsrl(), workload=WORKLOADS["W1"], at_once=1)
     one, other = Runs(tmp_path / "runs.json"), Runs(tmp_path / "runs.json")
