@@ -1,4 +1,4 @@
-"""Functions are compiled ahead of time, and lazily where torch cannot."""
+"""Compiled functions are called directly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_call_asks_torch_neither_for_guards_nor_for_its_stance() -> None:
     with compiling():
         doubled = compiled(function, CPU)
         doubled({"x": torch.zeros(3)})
-    torch.compiler.set_stance("force_eager")  # lazily compiled functions obey
+    torch.compiler.set_stance("force_eager")  # what torch looks up obeys
     assert torch.equal(doubled({"x": torch.arange(3.0)})["x"], torch.tensor([0.0, 2.0, 4.0]))
     assert function.eager_calls == 0
 
