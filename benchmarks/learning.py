@@ -25,6 +25,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
 import statistics
 import sys
@@ -105,11 +106,11 @@ class Comparison:
             return f"env steps to a mean return of {goal:g}"
         return f"mean return of the last 100 episodes after {self.workload.total_steps:,} env steps"
 
-    def figure(self, progress: Progress) -> float:
-        """Return a run's figure. A run that misses its goal counts as if its last step had reached it."""
+    def figure(self, progress: Progress, *, total_steps: int) -> float:
+        """Return the figure of a run of ``total_steps``. If it misses its goal, it counts as if the last reached it."""
         if (wanted := self.greedy_goal) is not None:
-            total = float(self.workload.total_steps)
-            return min(next((steps for steps, mean in progress.evaluations if mean >= wanted), total), total)
+            reached = (steps for steps, mean in progress.evaluations if mean >= wanted)
+            return min(next(reached, math.inf), float(total_steps))
         if self.workload.goal is not None:
             return progress.points[-1][1]
         return_mean = progress.return_means[-1]
@@ -319,9 +320,16 @@ def programs_held(comparison: Comparison) -> tuple[Program, Program]:
 
 
 def control_of(comparison: Comparison) -> Program:
-    """Return the negative control: rlsrl with a slow trainer and the largest lag, or with few updates."""
+    """Return the negative control: rlsrl with a slow trainer and the largest lag, or with few updates.
+
+    With few updates its runs are longer: one that never reaches the goal counts as its length.
+    """
     if isinstance(comparison.workload, ReplayWorkload):
-        fewer = replace(comparison.workload, updates_per_env_step=comparison.workload.updates_per_env_step / FEWER)
+        fewer = replace(
+            comparison.workload,
+            updates_per_env_step=comparison.workload.updates_per_env_step / FEWER,
+            total_steps=2 * comparison.workload.total_steps,
+        )
         return Program(name=HINDERED, contestant=Rlsrl(), workload=fewer, at_once=1, judged_by=comparison.judged_by)
     workload = replace(comparison.workload, max_policy_lag=LARGEST_LAG)
     return Program(name=HINDERED, contestant=Rlsrl(), workload=workload, at_once=1, hindered=slow_trainer)
@@ -347,7 +355,7 @@ def make_runs(comparison: Comparison, program: Program, seeds: Sequence[int], ru
             wanted=lambda: not is_over.is_set(),
             enough=comparison.is_reached if comparison.greedy_goal is not None else None,
         )
-        figure = comparison.figure(progress)
+        figure = comparison.figure(progress, total_steps=program.workload.total_steps)
         curve = [(steps, mean) for (_, steps), mean in zip(progress.points, progress.return_means, strict=True)]
         played = {"evaluations": progress.evaluations} if progress.evaluations else {}
         runs.add(program, seed, {"figure": figure, "commit": commit, "curve": _thinned(curve), **played})

@@ -147,8 +147,10 @@ def test_with_evaluations_the_figure_is_the_first_that_reaches_the_goal() -> Non
     comparison = COMPARISONS["cartpole-dqn"]
     evaluations = [(1000.0, 20.0), (2000.0, 475.0), (3000.0, 100.0), (4000.0, 500.0)]
     progress = Progress(points=[(1.0, 50_000.0)], return_means=[100.0], evaluations=evaluations)
-    assert comparison.figure(progress) == 2000.0
-    assert comparison.figure(replace(progress, evaluations=evaluations[:1])) == 50_000.0
+    assert comparison.figure(progress, total_steps=50_000) == 2000.0
+    assert comparison.figure(progress, total_steps=1500) == 1500.0
+    missed = replace(progress, evaluations=evaluations[:1])
+    assert [comparison.figure(missed, total_steps=steps) for steps in (50_000, 100_000)] == [50_000.0, 100_000.0]
     assert "20 episodes without exploration, played every 1,000 env steps" in comparison.what
 
 
@@ -189,7 +191,9 @@ def test_the_single_file_knows_its_options_and_has_one_thread(name: str) -> None
 
 
 def test_the_control_of_a_comparison_with_replay_makes_few_updates() -> None:
-    experiment = control_of(COMPARISONS["cartpole-dqn"]).workload.experiment()["spec"]
+    control = control_of(COMPARISONS["cartpole-dqn"])
+    assert control.workload.total_steps == 100_000
+    experiment = control.workload.experiment()["spec"]
     assert experiment["pacing"] == {"trainStepsPerEnvStep": pytest.approx(0.5 / 20)}
     assert experiment["parameters"]["everySteps"] == 8, "of 128 env steps each"
 
