@@ -39,16 +39,16 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
 
 
 class _Direct:
-    """A compiled function whose code is called directly, without torch's search for it.
+    """A compiled function whose code is called directly.
 
-    The search passes 80 functions of torch at each call, a tenth of the time of a small network's step. It finds the
-    code by its guards, and there are none.
+    torch would look the code up at each call. The lookup evaluates guards, all of which ``_options`` removes, and takes
+    a tenth of the time of a small network's step.
     """
 
     def __init__(self, function: FunctionType, lazily: Callable[..., Any]) -> None:
         """``lazily`` is what ``torch.compile`` made of the function."""
         self._function = function
-        self._lazily = lazily  # torch drops the code with it
+        self._lazily = lazily
         self._call: Callable[..., Any] | None = None
 
     def __call__(self, *inputs: Any) -> Any:

@@ -147,11 +147,11 @@ class ParallelSteps(Steps):
                 parts.append((loss, apply))
                 example = example._replace(minibatch={**example.minibatch, **of_rows(found)})
 
-        def step_for() -> StepFor:
+        def together() -> StepFor:
             step = _step_of([(ParallelGradients(loss), apply) for loss, apply in parts])
             return lambda _: step
 
-        return step_for
+        return together
 
     def _flat_loss(self, update: GroupUpdate) -> FlatLoss:
         return FlatLoss(update.name, update.loss, self._params)
