@@ -79,7 +79,7 @@ def test_both_accept_and_refuse_the_same_documents(where: Namespace, num_documen
     assert 0.4 < verdicts[True] / num_documents < 0.6
     everything = "\n".join(messages)
     rules = [rule for model in ALL_MODELS for rule in model.cel_rules()]
-    never = {rule.message for rule in rules if rule.message not in everything}
+    never = {rule.message for rule in rules if rule.message + " (" * bool(rule.numbers) not in everything}
     assert not never, "rules that no document broke"
 
 

@@ -14,11 +14,22 @@ class CelRule(NamedTuple):
     """What is allowed."""
     at: str | None = None
     """Path of the field to blame, from the object: ``.actors.ringSize``. None: the object itself."""
+    numbers: tuple[tuple[str, str], ...] = ()
+    """Integers of the object that the message ends with: (name, expression)."""
 
     def to_json(self) -> dict[str, str]:
-        """Return the rule as an entry of ``x-kubernetes-validations``."""
-        path = {} if self.at is None else {"fieldPath": self.at}
-        return {"rule": self.expression, "message": self.message, **path}
+        """Return the rule as an entry of ``x-kubernetes-validations``.
+
+        The API server shows ``messageExpression``, or ``message`` if it cannot evaluate that.
+        """
+        made = {"rule": self.expression, "message": self.message}
+        if self.numbers:
+            text = f"{self.message} ({', '.join(f'{name} %d' for name, _ in self.numbers)})"
+            # It refuses ``+`` and ``string``: it cannot tell how long the text becomes, and so what it costs.
+            made["messageExpression"] = f"{text!r}.format([{', '.join(number for _, number in self.numbers)}])"
+        if self.at is not None:
+            made["fieldPath"] = self.at
+        return made
 
 
 def immutable_rule(name: str, *, always: bool, whole: bool) -> CelRule:

@@ -222,7 +222,7 @@ class Model(BaseModel):
         """Yield the rules over several fields of the model, and those of its unions."""
         for rule in cls.rules:
             if rule.cel is not None:
-                yield CelRule(expression=rule.cel, message=rule.message, at=f".{rule.at}")
+                yield CelRule(expression=rule.cel, message=rule.message, at=f".{rule.at}", numbers=rule.numbers)
         one, any_of = ([yaml_name(name) for name in members] for members in (cls.exactly_one, cls.at_least_one))
         if one:
             given = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in one)

@@ -45,6 +45,8 @@ class CrossFieldRule:
     CEL cannot express the rule: the operator then reports the fault."""
     message: str
     """What is allowed, without values: the API server's message."""
+    numbers: tuple[tuple[str, str], ...] = ()
+    """Integers of the document that end the API server's message: (name, CEL expression)."""
 
     def violation(self, model: Any) -> Violation | None:
         """Return how the model breaks the rule, or None."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import celpy
 from celpy.adapter import json_to_cel
+from celpy.celtypes import ListType, StringType
 from celpy.evaluation import CELEvalError
 
 OpenApiSchema = Mapping[str, Any]
@@ -148,7 +149,7 @@ def _broken_rules(schema: OpenApiSchema, value: Any, path: str, former: Any = No
             yield f"{path}: {rule['rule']}: {error}"
             continue
         if not holds:
-            yield f"{path}{rule.get('fieldPath', '')}: {rule['message']}"
+            yield f"{path}{rule.get('fieldPath', '')}: {_message(rule, names)}"
     if isinstance(value, dict):
         for name, each in schema.get("properties", {}).items():
             if name in value:
@@ -159,7 +160,22 @@ def _broken_rules(schema: OpenApiSchema, value: Any, path: str, former: Any = No
             yield from _broken_rules(schema["items"], each, f"{path}[{index}]")
 
 
+def _message(rule: Mapping[str, str], names: Mapping[str, Any]) -> str:
+    """Return the message of a broken rule: what its expression makes, or its text where that fails."""
+    if "messageExpression" not in rule:
+        return rule["message"]
+    try:
+        return str(_program(rule["messageExpression"]).evaluate(dict(names)))
+    except CELEvalError:
+        return rule["message"]
+
+
+def _format(text: StringType, values: ListType) -> StringType:
+    """Kubernetes' ``format`` of strings, for integers."""
+    return StringType(str(text) % tuple(int(value) for value in values))
+
+
 @cache
 def _program(rule: str) -> celpy.Runner:
     environment = celpy.Environment()
-    return environment.program(environment.compile(rule))
+    return environment.program(environment.compile(rule), functions={"format": _format})

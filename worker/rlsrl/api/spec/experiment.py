@@ -139,23 +139,29 @@ def _rules_of(name: str, settings: type[AlgorithmSettings]) -> tuple[CrossFieldR
     at = ".".join((block, *settings.minibatch_size_path))
     size = f"self.{at}"
 
-    def rule(at: str, check: Callable[[ExperimentSpec], Fault | None], cel: str, message: str) -> CrossFieldRule:
+    def rule(
+        at: str, check: Callable[[ExperimentSpec], Fault | None], cel: str, message: str, **numbers: str
+    ) -> CrossFieldRule:
         return CrossFieldRule(
             at=at,
             check=lambda spec: check(spec) if spec.algorithm.name == name else None,
             cel=f"!has(self.{block}) || ({cel})",
             message=message,
+            numbers=tuple(numbers.items()),
         )
 
+    batch = f"{_ACTORS}.rolloutLength * {_BATCH}"
     of_a_batch = rule(
         at,
         _minibatch_divides_batch,
         _with_divisors(
-            f"{size} <= 0 || ({_has(_STORES[name])}) || {_ACTORS}.rolloutLength * {_BATCH} % {size} == 0"
+            f"{size} <= 0 || ({_has(_STORES[name])}) || {batch} % {size} == 0"
             if name in _STORES
-            else f"{size} <= 0 || {_ACTORS}.rolloutLength * {_BATCH} % {size} == 0"
+            else f"{size} <= 0 || {batch} % {size} == 0"
         ),
         "must divide a batch: actors.rolloutLength x environments of a batch",
+        minibatch=size,
+        batch=batch,
     )
     return (
         *(() if name in _ALWAYS_REPLAY else (of_a_batch,)),
@@ -164,6 +170,8 @@ def _rules_of(name: str, settings: type[AlgorithmSettings]) -> tuple[CrossFieldR
             _minibatch_is_shared,
             f"{_TRAINERS} <= 0 || {size} % {_TRAINERS} == 0",
             "must be a multiple of trainers.replicas, which share each minibatch evenly",
+            minibatch=size,
+            trainers=_TRAINERS,
         ),
         *(
             rule(
@@ -540,6 +548,7 @@ _RULES: tuple[CrossFieldRule, ...] = (
         check=_ranks_fill_pods,
         cel=f"self.trainers.gpusPerPod == 0 || {_TRAINERS} % self.trainers.gpusPerPod == 0",
         message="must divide trainers.replicas",
+        numbers=(("GPUs of a pod", "self.trainers.gpusPerPod"), ("trainers", _TRAINERS)),
     ),
     *(rule for name, settings in AlgorithmSpec.blocks().items() for rule in _rules_of(name, settings)),
     CrossFieldRule(
@@ -566,6 +575,7 @@ _RULES: tuple[CrossFieldRule, ...] = (
         check=_trainers_share_actors,
         cel=_with_divisors(f"!{_REPLAYS} || {_USED} % {_TRAINERS} == 0"),
         message="must be a multiple of trainers.replicas with an algorithm that replays",
+        numbers=(("actors with environments", _USED), ("trainers", _TRAINERS)),
     ),
     _not_with_replay(
         "trainers.batchEnvironments",
@@ -578,6 +588,7 @@ _RULES: tuple[CrossFieldRule, ...] = (
         check=_trainers_share_shards,
         cel=f"!{_REPLAYS} || !has(self.bufferWorkers) || self.bufferWorkers.replicas % {_TRAINERS} == 0",
         message="must be a multiple of trainers.replicas with an algorithm that replays",
+        numbers=(("buffer workers", "self.bufferWorkers.replicas"), ("trainers", _TRAINERS)),
     ),
     CrossFieldRule(
         at="bufferWorkers.volume",
@@ -650,6 +661,7 @@ _RULES: tuple[CrossFieldRule, ...] = (
         check=_groups_divide_environments,
         cel=_with_divisors(f"{_FEWEST} % {_GROUPS} == 0 && ({_EVEN} || ({_FEWEST} + 1) % {_GROUPS} == 0)"),
         message="must divide every actor's environments",
+        numbers=(("groups", _GROUPS), ("environments of the smallest actor", _FEWEST)),
     ),
     CrossFieldRule(
         at="actors.vectorization",
@@ -681,6 +693,7 @@ _RULES: tuple[CrossFieldRule, ...] = (
         check=_trainers_share_batch,
         cel=_with_divisors(f"{_BATCH} % {_TRAINERS} == 0 || ({_REPLAYS} && self.pacing.maxPolicyLag > 0)"),
         message="must divide the environments of a batch",
+        numbers=(("trainers", _TRAINERS), ("environments", _BATCH)),
     ),
     CrossFieldRule(
         at="bufferWorkers.replicas",
@@ -688,12 +701,14 @@ _RULES: tuple[CrossFieldRule, ...] = (
         cel="!has(self.bufferWorkers) || self.bufferWorkers.replicas < 1 || "
         f"{_USED} % self.bufferWorkers.replicas == 0",
         message="must divide the number of actors that have environments",
+        numbers=(("buffer workers", "self.bufferWorkers.replicas"), ("actors", _USED)),
     ),
     CrossFieldRule(
         at="actors.environments",
         check=_buffers_take_one_width,
         cel=_with_divisors(f"!has(self.bufferWorkers) || {_EQUAL}"),
         message="must divide evenly over the actors where there are bufferWorkers",
+        numbers=(("environments", _ENVIRONMENTS), ("actors", _USED)),
     ),
     CrossFieldRule(
         at="pacing.maxPolicyLag",
@@ -701,6 +716,7 @@ _RULES: tuple[CrossFieldRule, ...] = (
         cel=_with_divisors(f"{_BATCH} % {_TRAINERS} != 0 || self.pacing.maxPolicyLag >= {_LEAST_LAG}"),
         message="is too small for batches of whole rollouts: raise it, or make trainers.batchEnvironments a multiple "
         "of every actor's environments, times trainers.replicas",
+        numbers=(("needed", _LEAST_LAG),),
     ),
 )
 
