@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 NUMBERS = ("FPS", "STEPS", "VERSION", "LAG", "RETURN")
 GOAL = 475.0
+COMPILE_SECONDS = 300.0
+"""For two ranks, each in a pod with a cache of its own."""
 
 
 @pytest.fixture
@@ -59,6 +61,17 @@ def test_every_role_trains_to_the_goal_and_the_exported_weights_play(
     assert {(role, target) for role, target, _ in used} == within, "every allowed way is used"
 
     assert trained.exported_return(tmp_path) >= TRAINED_CARTPOLE
+
+
+def test_trainers_compile_their_steps(where: Namespace, cartpole: Object) -> None:
+    """In the learner image, without root and with a read-only file system."""
+    cartpole["spec"]["trainers"]["compile"] = "upfront"
+    cartpole["spec"]["stop"] = {"envSteps": 100_000_000}
+    where.apply(cartpole)
+    experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
+    until(lambda: experiment.env_steps() > 0, "training, which waits for the compiled step", timeout=COMPILE_SECONDS)
+    assert len(experiment.pods("trainer")) == 2, "which switch together"
+    assert "\nrlsrl_compiled 1.0\n" in experiment.page("trainer", "/metrics")
 
 
 def allowed_connections(experiment: ClusterExperiment) -> set[tuple[str, str, int | None]]:

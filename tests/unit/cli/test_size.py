@@ -38,7 +38,7 @@ def env_steps(result: Result) -> float:
 
 
 def test_size_reports_speed_bottleneck_and_effective_changes() -> None:
-    result = size(CARTPOLE, "--env-step-seconds", "1e-5")
+    result = size(CARTPOLE, "--env-step-seconds", "1e-5", "--set", "algorithm.ppo.epochs=16")
 
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()

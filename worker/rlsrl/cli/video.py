@@ -26,7 +26,8 @@ from rlsrl.cli.runs import policy_options
 @click.option("--stochastic", is_flag=True, help="Sample actions, as in training.")
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-    help="The mp4 file to write; by default the name of RUN and the version, in the current folder.",
+    help="The mp4 file to write; by default the name of RUN and the version, in the run folder (an exported file's: in the "
+    "current folder).",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def video(
@@ -60,7 +61,8 @@ def video(
     try:
         stored = open_version(run, version=version, tag=tag, experiment=experiment)
         policy = TrainedPolicy(stored, seed=seed)
-        target = output or Path(f"{stored.name}-{policy.version}.mp4")
+        folder = stored.path if stored.path.is_dir() else Path()
+        target = output or folder / f"{stored.name}-{policy.version}.mp4"
         require_free(target, force=force)
         with _runtime_folder():
             played = policy.record(target, episodes=episodes, seed=seed, deterministic=not stochastic)

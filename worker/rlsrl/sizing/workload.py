@@ -290,7 +290,7 @@ def workload_of(
     inference = InferenceLayout.of(env_spec)
     answer = ArraySpec(shape=(inference.distribution_size,), dtype="float32")
     policy_workers, buffer_workers, evaluators = spec.policy_workers, spec.buffer_workers, spec.evaluators
-    compiled = _is_compiled(spec, hardware)
+    compiled = _is_compiled(spec)
     return Workload(
         environment=environment,
         network=network,
@@ -340,13 +340,10 @@ def _threads(spec: ExperimentSpec, hardware: Hardware) -> int:
     return asked if hardware.cores is None else min(asked, max(1, int(hardware.cores)))
 
 
-def _is_compiled(spec: ExperimentSpec, hardware: Hardware) -> bool:
-    """Return whether training steps are compiled once the run is under way.
-
-    Images have no C++ compiler, so that ``background`` compiles nothing in a pod.
-    """
+def _is_compiled(spec: ExperimentSpec) -> bool:
+    """Return whether training steps are compiled once the run is under way."""
     if spec.trainers.compile == "background":
-        return hardware.shares_memory and spec.pacing.max_policy_lag > 0
+        return spec.pacing.max_policy_lag > 0
     return spec.trainers.compile == "upfront"
 
 
