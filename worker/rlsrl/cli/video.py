@@ -26,8 +26,8 @@ from rlsrl.cli.runs import policy_options
 @click.option("--stochastic", is_flag=True, help="Sample actions, as in training.")
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-    help="The mp4 file to write; by default the name of RUN and the version, in the run folder (an exported file's: in the "
-    "current folder).",
+    help="The mp4 file to write; by default the name of RUN and the version, in the run folder. The video of an "
+    "exported file is written into the current folder.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def video(
