@@ -171,8 +171,8 @@ def _message(rule: Mapping[str, str], names: Mapping[str, Any]) -> str:
 
 
 def _format(text: StringType, values: ListType) -> StringType:
-    """Kubernetes' ``format`` of strings, for integers."""
-    return StringType(str(text) % tuple(int(value) for value in values))
+    """Kubernetes' ``format`` of strings, for ``%d`` alone."""
+    return StringType(str(text) % tuple(values))
 
 
 @cache
