@@ -28,7 +28,7 @@ from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.testing.waiting import until
 from rlsrl.workers import compiling
 from rlsrl.workers.build.compile_child import request_for
-from rlsrl.workers.compiling import START_SECONDS, StepCompiler, compiling_environment
+from rlsrl.workers.compiling import COMPILER_BYTES, START_SECONDS, StepCompiler, compiling_environment
 from rlsrl.workers.gang import SoloGang
 
 EXPERIMENT = """
@@ -99,7 +99,9 @@ class TwoRanks(SoloGang):
 
 
 class Rank:
-    def __init__(self, folder: Path, mode: Any, *, on_gpu: bool = False, **environ: str) -> None:
+    def __init__(
+        self, folder: Path, mode: Any, *, on_gpu: bool = False, memory: int = COMPILER_BYTES, **environ: str
+    ) -> None:
         self.clock, self.learner = ManualClock(), FakeLearner()
         self.context = make_context("trainer", folder, clock=self.clock)
         self.compiler = StepCompiler(
@@ -110,6 +112,7 @@ class Rank:
             context=self.context,
             on_gpu=on_gpu,
             environ={"PATH": os.environ["PATH"], "HOME": str(folder), **environ},
+            memory=lambda: memory,
             start_child=FakeChild,  # type: ignore[arg-type]  # as much of one as is used
         )
 
@@ -175,6 +178,21 @@ def test_upfront_training_waits_for_the_compiled_step(make_rank: Callable[..., R
     child.ended = True
     rank.follow()
     assert (rank.compiler.blocks_training, rank.learner.uses_compiled) == (False, True)
+
+
+@pytest.mark.parametrize("mode", ["background", "upfront"])
+def test_with_too_little_memory_nothing_is_compiled(make_rank: Callable[..., Rank], mode: str) -> None:
+    rank = make_rank(mode, memory=2**30)
+    with capture_logs() as logs:
+        rank.follow()
+        rank.clock.advance(START_SECONDS)
+        rank.follow()
+    assert (FakeChild.made, rank.compiler.stage(), rank.compiler.blocks_training) == ([], "eager", False)
+    (line,) = logs
+    assert (line["event"], line["reason"]) == (
+        "not_compiled",
+        "1.00 GiB of memory are available, and compiling needs 1.25 GiB",
+    )
 
 
 @pytest.mark.parametrize(("on_gpu", "children"), [(False, 0), (True, 1)])

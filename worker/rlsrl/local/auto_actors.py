@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rlsrl.api.load import GivenExperiment, SpecError
 from rlsrl.local.child import call_in_child
-from rlsrl.local.cores import usable_cores
+from rlsrl.runtime.cores import usable_cores
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.sizing.advice import MOST_LOSS
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlsrl.local.cores import usable_cores
-from rlsrl.local.memory import MEMINFO, available_memory
 from rlsrl.local.replay_room import Room, StoresUnknown
 from rlsrl.local.run_names import RUNS
 from rlsrl.rpc.local import connect, create_memory, listen
+from rlsrl.runtime.cores import usable_cores
 from rlsrl.runtime.extras import EXTRAS, TRAINING, TRAINING_MODULES, NotInstalled, pip_install
+from rlsrl.runtime.memory import MEMINFO, available_memory
 
 if TYPE_CHECKING:
     from rlsrl.workers.build.replay_stores import ReplayStores

@@ -17,8 +17,8 @@ from rlsrl.api.placement import local_placement
 from rlsrl.api.role_names import BUFFER, TRAINER
 from rlsrl.api.spec import ExperimentSpec
 from rlsrl.local.child import call_in_child
-from rlsrl.local.memory import available_memory
 from rlsrl.runtime.errors import ConfigurationError, EnvironmentFailed
+from rlsrl.runtime.memory import available_memory
 
 if TYPE_CHECKING:
     from rlsrl.workers.build.replay_stores import ReplayStores

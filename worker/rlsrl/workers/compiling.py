@@ -28,6 +28,7 @@ from rlsrl.api.spec import CompileMode
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.runtime.activity import COMPILER
+from rlsrl.runtime.memory import available_memory
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang
 
@@ -37,6 +38,9 @@ START_SECONDS = 20.0
 """How long a run trains before the background compilation starts: a shorter run would gain nothing from it."""
 NICENESS = 19
 """Niceness of the child in the background: it gets the time that training leaves."""
+COMPILER_BYTES = 5 * 1024**3 // 4
+"""The memory that compiling needs: up to 1 GiB for the child, and 150 MiB more for a trainer from then on. A process of
+a pod that exceeds the memory limit ends the whole container, again and again."""
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """Environment variable with the folder of compiled code; a value that the user sets is respected."""
 _OUTPUT_TAIL_BYTES = 16 * 1024
@@ -63,17 +67,20 @@ class StepCompiler:
         context: WorkerContext,
         on_gpu: bool = False,
         environ: Mapping[str, str] = os.environ,
+        memory: Callable[[], int] = available_memory,
         start_child: Callable[[bytes, Mapping[str, str]], _Child] | None = None,
     ) -> None:
         """Compile for batches of the form of ``example_batch()``, as ``request`` makes the child do.
 
-        ``environ`` is the process's own environment. ``start_child`` takes the child's request and environment.
+        ``environ`` is the process's own environment, and ``memory`` returns the bytes that it may still use.
+        ``start_child`` takes the child's request and environment.
         """
         self._learner = learner
         self._example_batch = example_batch
         self._request = request
         self._context = context
         self._environ = environ
+        self._memory = memory
         self._new_child = start_child or _Child
         self._upfront = mode == "upfront"
         self._starts_at: float | None = None
@@ -132,6 +139,10 @@ class StepCompiler:
 
     def _start_child(self) -> None:
         try:
+            if (available := self._memory()) < COMPILER_BYTES:
+                found, needed = (f"{size / 1024**3:.2f} GiB" for size in (available, COMPILER_BYTES))
+                self._stay_eager(f"{found} of memory are available, and compiling needs {needed}")
+                return
             environment = compiling_environment(self._environ)
             self._child = self._new_child(
                 f"{self._request}\n{0 if self._upfront else NICENESS}\n".encode(), {**self._environ, **environment}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsrl.local.cores import usable_cores
+from rlsrl.runtime.cores import usable_cores
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsrl.local.memory import available_memory
+from rlsrl.runtime.memory import available_memory
 
 GIB = 1024**3
 

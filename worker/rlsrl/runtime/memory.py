@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlsrl.local.cores import CGROUPS, OWN_GROUPS, control_groups
+from rlsrl.runtime.cores import CGROUPS, OWN_GROUPS, control_groups
 
 MEMINFO = Path("/proc/meminfo")
 _CACHES = ("active_file", "inactive_file")
