@@ -14,6 +14,7 @@ import csv
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -33,6 +34,23 @@ def points_of(path: Path) -> Points:
     return [(steps, mean) for steps, mean in rows if not math.isnan(mean)]
 
 
+def draw(curves: Mapping[str, Sequence[Points]], out: Path, *, title: str, figures: str) -> None:
+    """Draw the curves of each program's seeds into a picture. ``figures`` says what is drawn over env steps."""
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for number, (name, seeds) in enumerate(curves.items()):
+        for points in seeds:
+            label = name if points is seeds[0] else None
+            axes.plot(*zip(*points, strict=True), color=f"C{number}", alpha=0.8, linewidth=1.2, label=label)
+    axes.set_xlabel("env steps")
+    axes.set_ylabel(figures)
+    axes.set_title(title)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend()
+    figure.savefig(out, dpi=120)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("curves", nargs="+", metavar="NAME=PATH")
@@ -43,23 +61,12 @@ def main() -> None:
     for argument in args.curves:
         name, _, path = argument.partition("=")
         curves[name].append(points_of(Path(path)))
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for number, (name, seeds) in enumerate(curves.items()):
-        for points in seeds:
-            label = name if points is seeds[0] else None
-            axes.plot(*zip(*points, strict=True), color=f"C{number}", alpha=0.8, linewidth=1.2, label=label)
+    draw(curves, args.out, title=args.title, figures="mean return of the last 100 episodes")
+    for name, seeds in curves.items():
         last = [points[-1][1] for points in seeds]
         spread = statistics.stdev(last) if len(last) > 1 else math.nan
         values = ", ".join(f"{value:.1f}" for value in last)
         print(f"{name}: mean {statistics.mean(last):.1f}, standard deviation {spread:.1f} of {values}")
-    axes.set_xlabel("env steps")
-    axes.set_ylabel("mean return of the last 100 episodes")
-    axes.set_title(args.title)
-    axes.grid(visible=True, alpha=0.3)
-    axes.legend()
-    figure.savefig(args.out, dpi=120)
 
 
 if __name__ == "__main__":
