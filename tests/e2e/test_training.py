@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -72,6 +73,24 @@ def test_trainers_compile_their_steps(where: Namespace, cartpole: Object) -> Non
     until(lambda: experiment.env_steps() > 0, "training, which waits for the compiled step", timeout=COMPILE_SECONDS)
     assert len(experiment.pods("trainer")) == 2, "which switch together"
     assert "\nrlsrl_compiled 1.0\n" in experiment.page("trainer", "/metrics")
+
+
+def test_a_trainer_without_memory_for_the_compiler_trains_uncompiled(where: Namespace, cartpole: Object) -> None:
+    small = {"containers": [{"name": "worker", "resources": {"limits": {"memory": "1Gi"}}}]}
+    cartpole["spec"]["trainers"] = {"replicas": 1, "compile": "upfront", "podTemplate": {"spec": small}}
+    cartpole["spec"]["stop"] = {"envSteps": 100_000_000}
+    where.apply(cartpole)
+    experiment = ClusterExperiment(where, cartpole["metadata"]["name"])
+    until(lambda: experiment.env_steps() > 0, "training")
+    assert "\nrlsrl_compiled 0.0\n" in experiment.page("trainer", "/metrics")
+    (trainer,) = experiment.pods("trainer")
+    (line,) = (
+        json.loads(line)
+        for line in where.kubectl("logs", trainer["metadata"]["name"]).splitlines()
+        if '"not_compiled"' in line
+    )
+    assert "GiB of memory are available, and compiling needs 1.25 GiB" in line["reason"]
+    assert experiment.status["restarts"] == 0
 
 
 def allowed_connections(experiment: ClusterExperiment) -> set[tuple[str, str, int | None]]:

@@ -30,3 +30,17 @@ def test_the_lowest_quota_above_the_process_counts(
     names.write_text("1:name=systemd:/other\n0::/pods/this\n")
     assert usable_cores(cgroups=tmp_path / "cgroup", own=names) == expected
     assert usable_cores(cgroups=tmp_path / "cgroup", own=tmp_path / "absent") == 4
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(-1, 4), (250_000, 2)])
+def test_quotas_of_version_1_count_too(
+    quota: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    group = tmp_path / "cgroup" / "cpu" / "pods"
+    group.mkdir(parents=True)
+    (group / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (group / "cpu.cfs_period_us").write_text("100000\n")
+    names = tmp_path / "self"
+    names.write_text("3:cpu,cpuacct:/pods\n0::/\n")
+    assert usable_cores(cgroups=tmp_path / "cgroup", own=names) == expected

@@ -11,6 +11,9 @@ from rlsrl.runtime.memory import available_memory
 GIB = 1024**3
 
 
+MEMINFO_TEXT = f"MemTotal:  99 kB\nHugePages_Total:       0\nMemAvailable:  {8 * 1024**2} kB\n"
+
+
 def group(folder: Path, limit: str, current: int, cached: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.max").write_text(f"{limit}\n")
@@ -36,5 +39,18 @@ def test_the_fullest_group_counts_without_its_caches(
     group(groups / "pods" / "this", *own)
     group(groups / "pods", *parent)
     names.write_text("0::/pods/this\n")
-    meminfo.write_text(f"MemTotal:  99 kB\nHugePages_Total:       0\nMemAvailable:  {8 * 1024**2} kB\n")
+    meminfo.write_text(MEMINFO_TEXT)
     assert available_memory(meminfo=meminfo, cgroups=groups, own=names) == expected
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["container", "machine"])
+def test_version_1_of_control_groups_counts_too(inside: bool, tmp_path: Path) -> None:
+    groups, names, meminfo = tmp_path / "cgroup", tmp_path / "self", tmp_path / "meminfo"
+    own = groups / "memory" if inside else groups / "memory" / "pods" / "this"
+    own.mkdir(parents=True)
+    for name, number in {"limit": 4 * GIB, "usage": 3 * GIB}.items():
+        (own / f"memory.{name}_in_bytes").write_text(f"{number}\n")
+    (own / "memory.stat").write_text(f"active_file 7\ntotal_active_file {GIB}\ntotal_inactive_file {GIB}\n")
+    names.write_text("4:memory:/pods/this\n3:cpu,cpuacct:/other\n0::/\n")
+    meminfo.write_text(MEMINFO_TEXT)
+    assert available_memory(meminfo=meminfo, cgroups=groups, own=names) == 3 * GIB

@@ -6,15 +6,19 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlsrl.runtime.cores import CGROUPS, OWN_GROUPS, control_groups
+from rlsrl.runtime.control_groups import CGROUPS, OWN_GROUPS, control_groups
 
 MEMINFO = Path("/proc/meminfo")
-_CACHES = ("active_file", "inactive_file")
-"""Parts of a group's memory that the kernel takes back when it needs them."""
+_FILES = (
+    ("memory.max", "memory.current", ("active_file", "inactive_file")),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+)
+"""For versions 2 and 1: files with the limit of a group and its use, and the parts of that use which the kernel takes
+back when it needs them."""
 
 
 def available_memory(*, meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
-    """Return the bytes available on the machine, or left in the fullest control group (version 2) if those are fewer.
+    """Return the bytes available on the machine, or left in the fullest control group if those are fewer.
 
     Raises:
         OSError: the kernel's figures cannot be read.
@@ -23,11 +27,13 @@ def available_memory(*, meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, own: P
 
 
 def _left_in_groups(cgroups: Path, own: Path) -> Iterator[int]:
-    for folder in control_groups(cgroups=cgroups, own=own):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # the root group has no limit, and one may read "max"
-            limit, current = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
-            cached = _sizes(folder / "memory.stat")
-            yield limit - current + sum(cached[name] for name in _CACHES)
+    for folder in control_groups("memory", cgroups=cgroups, own=own):
+        for *numbers, caches in _FILES:
+            # The root group has no limit, and one may read "max".
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                limit, current = (int((folder / name).read_text()) for name in numbers)
+                cached = _sizes(folder / "memory.stat")
+                yield limit - current + sum(cached[name] for name in caches)
 
 
 def _sizes(file: Path) -> dict[str, int]:
