@@ -142,12 +142,29 @@ def messages_of(rule: CelRule) -> re.Pattern[str]:
     return re.compile(re.escape(rule.message) + (rf" \({numbers}\)" if numbers else ""))
 
 
-def test_the_api_server_names_the_numbers_of_a_broken_rule() -> None:
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        (
+            {"actors": {"rolloutLength": 10, "environments": 3}, "algorithm": {"ppo": {"minibatchSize": 7}}},
+            "must divide a batch: actors.rolloutLength x environments of a batch (minibatch 7, batch 30)",
+        ),
+        (
+            {
+                "actors": {"rolloutLength": 12, "environments": 13, "replicas": 2, "ringSize": 3},
+                "policyWorkers": {},
+                "algorithm": {"ppo": {"minibatchSize": 12}},
+                "pacing": {"maxPolicyLag": 9},
+            },
+            "must divide every actor's environments (groups 3, environments of an actor 7)",
+        ),
+    ],
+)
+def test_the_api_server_names_the_numbers_of_a_broken_rule(sections: dict[str, Any], expected: str) -> None:
     document = minimal()
-    document["spec"]["actors"] = {"rolloutLength": 10, "environments": 3}
-    document["spec"]["algorithm"] = {"ppo": {"minibatchSize": 7}}
+    document["spec"] |= sections
     (fault,) = faults(SCHEMA, document)
-    assert fault.endswith("must divide a batch: actors.rolloutLength x environments of a batch (minibatch 7, batch 30)")
+    assert fault.endswith(expected)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlsrl.runtime.memory import available_memory
+from rlsrl.runtime.memory import anonymous_memory, available_memory
 
 GIB = 1024**3
 
@@ -54,3 +54,29 @@ def test_version_1_of_control_groups_counts_too(inside: bool, tmp_path: Path) ->
     names.write_text("4:memory:/pods/this\n3:cpu,cpuacct:/other\n0::/\n")
     meminfo.write_text(MEMINFO_TEXT)
     assert available_memory(meminfo=meminfo, cgroups=groups, own=names) == 3 * GIB
+
+
+def test_without_the_sizes_of_caches_the_limit_counts(tmp_path: Path) -> None:
+    groups, names, meminfo = tmp_path / "cgroup", tmp_path / "self", tmp_path / "meminfo"
+    group(groups, f"{4 * GIB}", 3 * GIB, 0)
+    (groups / "memory.stat").unlink()
+    (groups / "memory").mkdir()  # a child of this group, not the controller of version 1
+    names.write_text("0::/\n")
+    meminfo.write_text(MEMINFO_TEXT)
+    assert available_memory(meminfo=meminfo, cgroups=groups, own=names) == GIB
+
+
+def test_beside_version_1_groups_of_version_2_are_found(tmp_path: Path) -> None:
+    groups, names, meminfo = tmp_path / "cgroup", tmp_path / "self", tmp_path / "meminfo"
+    group(groups / "unified" / "pods", f"{4 * GIB}", 3 * GIB, 0)
+    (groups / "cpu").mkdir()
+    names.write_text("3:cpu,cpuacct:/other\n0::/pods\n")
+    meminfo.write_text(MEMINFO_TEXT)
+    assert available_memory(meminfo=meminfo, cgroups=groups, own=names) == GIB
+
+
+def test_written_memory_is_the_processs_own() -> None:
+    before = anonymous_memory()
+    written = bytearray(b"x" * 50_000_000)
+    assert 40_000_000 < anonymous_memory() - before < 200_000_000
+    assert len(written) == 50_000_000

@@ -100,7 +100,13 @@ class TwoRanks(SoloGang):
 
 class Rank:
     def __init__(
-        self, folder: Path, mode: Any, *, on_gpu: bool = False, memory: int = COMPILER_BYTES, **environ: str
+        self,
+        folder: Path,
+        mode: Any,
+        *,
+        on_gpu: bool = False,
+        memory: tuple[int, int] = (COMPILER_BYTES, 0),
+        **environ: str,
     ) -> None:
         self.clock, self.learner = ManualClock(), FakeLearner()
         self.context = make_context("trainer", folder, clock=self.clock)
@@ -181,18 +187,28 @@ def test_upfront_training_waits_for_the_compiled_step(make_rank: Callable[..., R
 
 
 @pytest.mark.parametrize("mode", ["background", "upfront"])
-def test_with_too_little_memory_nothing_is_compiled(make_rank: Callable[..., Rank], mode: str) -> None:
-    rank = make_rank(mode, memory=2**30)
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({"memory": (2**30, 2**28)}, 1.25),
+        ({"memory": (2**31, 2**31)}, 3),
+        ({"memory": (2**33, 2**28), "on_gpu": True, "LOCAL_WORLD_SIZE": "8"}, 10),
+    ],
+    ids=["too little", "a large network", "eight children"],
+)
+def test_with_too_little_memory_nothing_is_compiled(
+    make_rank: Callable[..., Rank], mode: str, options: dict[str, Any], needed: float
+) -> None:
+    rank = make_rank(mode, **options)
     with capture_logs() as logs:
         rank.follow()
         rank.clock.advance(START_SECONDS)
         rank.follow()
     assert (FakeChild.made, rank.compiler.stage(), rank.compiler.blocks_training) == ([], "eager", False)
     (line,) = logs
-    assert (line["event"], line["reason"]) == (
-        "not_compiled",
-        "1.00 GiB of memory are available, and compiling needs 1.25 GiB",
-    )
+    assert line["event"] == "not_compiled"
+    found = options["memory"][0] / 2**30
+    assert line["reason"] == f"{found:.2f} GiB of memory are available, and compiling needs {needed:.2f} GiB"
 
 
 @pytest.mark.parametrize(("on_gpu", "children"), [(False, 0), (True, 1)])

@@ -12,19 +12,18 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 def control_groups(controller: str, *, cgroups: Path = CGROUPS, own: Path = OWN_GROUPS) -> Iterator[Path]:
     """Yield the folder of this process's control group and of each group above it, some of which may be absent.
 
-    With version 1 of control groups they are those of the controller, ``memory`` or ``cpu``. A container sees its own
-    group at the top of them, and is told a path that it does not have.
+    Where version 1 has the controller, ``memory`` or ``cpu``, they are its groups. A container sees its own group at
+    the top of them, and is told a path that it does not have. Beside version 1, version 2 is in ``unified``.
     """
     try:
         lines = own.read_text().splitlines()
     except OSError:
         return
     paths = {name: path for _, names, path in (line.split(":", 2) for line in lines) for name in names.split(",")}
-    if (cgroups / controller).is_dir():
-        top, path = cgroups / controller, paths.get(controller, "/")
-    else:
-        top, path = cgroups, paths.get("", "/")
-    group = top / path.lstrip("/")
+    has_version_1 = controller in paths and (cgroups / controller).is_dir()
+    beside = cgroups / "unified"
+    top = cgroups / controller if has_version_1 else beside if beside.is_dir() else cgroups
+    group = top / paths.get(controller if has_version_1 else "", "/").lstrip("/")
     for folder in (group, *group.parents):
         if not folder.is_relative_to(top):
             return

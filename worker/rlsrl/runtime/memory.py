@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlsrl.runtime.control_groups import CGROUPS, OWN_GROUPS, control_groups
 
 MEMINFO = Path("/proc/meminfo")
+STATUS = Path("/proc/self/status")
 _FILES = (
     ("memory.max", "memory.current", ("active_file", "inactive_file")),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
@@ -26,14 +27,31 @@ def available_memory(*, meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, own: P
     return max(0, min([_sizes(meminfo)["MemAvailable"] * 1024, *_left_in_groups(cgroups, own)]))
 
 
+def anonymous_memory(*, status: Path = STATUS) -> int:
+    """Return the bytes that this process has written to memory: without files, and without memory that it shares.
+
+    Raises:
+        OSError: the kernel's figures cannot be read.
+    """
+    line = next(line for line in status.read_text().splitlines() if line.startswith("RssAnon:"))
+    return int(line.split()[1]) * 1024
+
+
 def _left_in_groups(cgroups: Path, own: Path) -> Iterator[int]:
     for folder in control_groups("memory", cgroups=cgroups, own=own):
         for *numbers, caches in _FILES:
             # The root group has no limit, and one may read "max".
-            with contextlib.suppress(OSError, ValueError, KeyError):
+            with contextlib.suppress(OSError, ValueError):
                 limit, current = (int((folder / name).read_text()) for name in numbers)
-                cached = _sizes(folder / "memory.stat")
-                yield limit - current + sum(cached[name] for name in caches)
+                yield limit - current + _cached(folder / "memory.stat", caches)
+
+
+def _cached(file: Path, caches: Sequence[str]) -> int:
+    """Return what the kernel takes back; 0 where it does not say."""
+    try:
+        return sum(_sizes(file)[name] for name in caches)
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _sizes(file: Path) -> dict[str, int]:

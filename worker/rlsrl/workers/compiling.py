@@ -28,7 +28,7 @@ from rlsrl.api.spec import CompileMode
 from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.runtime.activity import COMPILER
-from rlsrl.runtime.memory import available_memory
+from rlsrl.runtime.memory import anonymous_memory, available_memory
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.gang import Gang
 
@@ -38,9 +38,8 @@ START_SECONDS = 20.0
 """How long a run trains before the background compilation starts: a shorter run would gain nothing from it."""
 NICENESS = 19
 """Niceness of the child in the background: it gets the time that training leaves."""
-COMPILER_BYTES = 5 * 1024**3 // 4
-"""The memory that compiling needs: up to 1 GiB for the child, and 150 MiB more for a trainer from then on. A process of
-a pod that exceeds the memory limit ends the whole container, again and again."""
+COMPILER_BYTES = 1024**3
+"""The memory that the compiler takes at most, beside a learner in the child that has all that the trainer's has."""
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """Environment variable with the folder of compiled code; a value that the user sets is respected."""
 _OUTPUT_TAIL_BYTES = 16 * 1024
@@ -67,13 +66,13 @@ class StepCompiler:
         context: WorkerContext,
         on_gpu: bool = False,
         environ: Mapping[str, str] = os.environ,
-        memory: Callable[[], int] = available_memory,
+        memory: Callable[[], tuple[int, int]] = lambda: (available_memory(), anonymous_memory()),
         start_child: Callable[[bytes, Mapping[str, str]], _Child] | None = None,
     ) -> None:
         """Compile for batches of the form of ``example_batch()``, as ``request`` makes the child do.
 
-        ``environ`` is the process's own environment, and ``memory`` returns the bytes that it may still use.
-        ``start_child`` takes the child's request and environment.
+        ``environ`` is the process's own environment. ``memory`` returns the bytes that it may still use, and those that
+        it has. ``start_child`` takes the child's request and environment.
         """
         self._learner = learner
         self._example_batch = example_batch
@@ -85,6 +84,7 @@ class StepCompiler:
         self._upfront = mode == "upfront"
         self._starts_at: float | None = None
         self._child: _Child | None = None
+        self._num_children = int(environ.get("LOCAL_WORLD_SIZE", "1")) if on_gpu else 1
         has_child = on_gpu or environ.get("LOCAL_RANK", "0") == "0"
         self._stage: CompileStage = "eager" if mode == "off" else "waiting" if has_child else "ready"
         context.metrics.compiled.set(0)
@@ -139,9 +139,8 @@ class StepCompiler:
 
     def _start_child(self) -> None:
         try:
-            if (available := self._memory()) < COMPILER_BYTES:
-                found, needed = (f"{size / 1024**3:.2f} GiB" for size in (available, COMPILER_BYTES))
-                self._stay_eager(f"{found} of memory are available, and compiling needs {needed}")
+            if (missing := self._missing_memory()) is not None:
+                self._stay_eager(missing)
                 return
             environment = compiling_environment(self._environ)
             self._child = self._new_child(
@@ -151,6 +150,17 @@ class StepCompiler:
             self._stay_eager(str(error))
         else:
             self._context.log.info("compiling", pid=self._child.pid)
+
+    def _missing_memory(self) -> str | None:
+        """Return why there is too little memory, or None.
+
+        A container that exceeds its limit ends whole, and a trainer that resumes would compile again, and again.
+        """
+        available, own = self._memory()
+        needed = self._num_children * (COMPILER_BYTES + own)
+        if available >= needed:
+            return None
+        return f"{available / 1024**3:.2f} GiB of memory are available, and compiling needs {needed / 1024**3:.2f} GiB"
 
     def _switch(self, gang: Gang, version: Version) -> None:
         started = self._context.clock.monotonic()

@@ -111,7 +111,7 @@ class AlgorithmSettings(Model):
     """Longer gradients are scaled down to this Euclidean norm."""
     optimizer: OptimizerName = "adam"
     """``adam``, or ``radam``: rectified Adam (Liu et al. 2020), whose first steps are shorter."""
-    adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    adam_epsilon: Annotated[float, Field(ge=1e-30, le=1)] = 1e-5
     """Added to the optimizer's denominator."""
 
     minibatch_size_path: ClassVar[tuple[str, ...]] = ("minibatchSize",)
@@ -372,7 +372,7 @@ class TwinCriticSettings(ReplaySettings):
     max_gradient_norm: Annotated[float, Field(gt=0, le=1_000_000)] = 1_000_000
     """Longer gradients are scaled down to this Euclidean norm: those of the policy, of the critics and of a temperature
     each by itself."""
-    adam_epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    adam_epsilon: Annotated[float, Field(ge=1e-30, le=1)] = 1e-8
     """Added to the optimizer's denominator."""
     critic: Annotated[CriticSpec, REFUSE] = CriticSpec()
     """The network of each of the two critics. They stay with the trainers. For vectors, not for images."""

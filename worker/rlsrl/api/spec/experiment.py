@@ -661,7 +661,10 @@ _RULES: tuple[CrossFieldRule, ...] = (
         check=_groups_divide_environments,
         cel=_with_divisors(f"{_FEWEST} % {_GROUPS} == 0 && ({_EVEN} || ({_FEWEST} + 1) % {_GROUPS} == 0)"),
         message="must divide every actor's environments",
-        numbers=(("groups", _GROUPS), ("environments of the smallest actor", _FEWEST)),
+        numbers=(
+            ("groups", _GROUPS),
+            ("environments of an actor", f"({_FEWEST} % {_GROUPS} == 0 ? {_FEWEST} + 1 : {_FEWEST})"),
+        ),
     ),
     CrossFieldRule(
         at="actors.vectorization",

@@ -139,8 +139,9 @@ class Trainers(Model):
     ``background``: training begins uncompiled; after 20 seconds the step is compiled at the lowest priority, and all
     ranks switch to it at the same step. With a ``pacing.maxPolicyLag`` of 0, where runs repeat bit for bit,
     ``background`` means ``off``: a compiled step is not bit-identical to an eager one. ``upfront``: training begins
-    with the compiled step. ``off``: never; in YAML with quotes, ``"off"``. Without a C++ compiler, or where a pod
-    or machine has less than 1.25 GiB of memory left, training stays uncompiled, and the trainer's log says so."""
+    with the compiled step. ``off``: never; in YAML with quotes, ``"off"``. Compiling needs 1 GiB and as much memory
+    as the trainer has by then. Without that, or without a C++ compiler, training stays uncompiled, and the trainer's
+    log says so."""
     threads: Annotated[int, Field(ge=1, le=256), INTEGRAL] = 1
     """Threads in which each rank computes on the CPU, at most as many as the machine has cores. More than one pay where
     training takes most of the time and cores are idle, as with SAC, TD3 or DQN at a high
