@@ -147,8 +147,9 @@ def learning_table(learned: Mapping[str, Result]) -> str:
         rows.append((name, comparison.what, judged.get("why", ""), judged.get("verdict", missing), _origin(judged)))
         if comparison.has_control:
             control = judged.get("control", {})
-            steps = f"; at most {control_of(comparison).workload.total_steps:,}" if comparison.greedy_goal else ""
-            rows.append(("", HINDERED + steps, control.get("why", ""), control.get("verdict", missing), ""))
+            steps = f"; at most {control_of(comparison).workload.total_steps:,}"
+            what = HINDERED if comparison.greedy_goal is None else HINDERED + steps
+            rows.append(("", what, control.get("why", ""), control.get("verdict", missing), ""))
     return _markdown(rows)
 
 

@@ -12,8 +12,9 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 def control_groups(controller: str, *, cgroups: Path = CGROUPS, own: Path = OWN_GROUPS) -> Iterator[Path]:
     """Yield the folder of this process's control group and of each group above it, some of which may be absent.
 
-    Where version 1 has the controller, ``memory`` or ``cpu``, they are its groups. A container sees its own group at
-    the top of them, and is told a path that it does not have. Beside version 1, version 2 is in ``unified``.
+    The controller is ``memory`` or ``cpu``. Where version 1 of control groups has it, the groups are of version 1.
+    Where both versions are mounted, ``unified`` holds version 2. A container may see its own group at the top, without
+    the path that the kernel names.
     """
     try:
         lines = own.read_text().splitlines()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from mmap import PAGESIZE
 from pathlib import Path
 
 from rlsrl.runtime.control_groups import CGROUPS, OWN_GROUPS, control_groups
 
 MEMINFO = Path("/proc/meminfo")
-STATUS = Path("/proc/self/status")
+OWN_PAGES = Path("/proc/self/statm")
 _FILES = (
     ("memory.max", "memory.current", ("active_file", "inactive_file")),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
@@ -27,14 +28,14 @@ def available_memory(*, meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, own: P
     return max(0, min([_sizes(meminfo)["MemAvailable"] * 1024, *_left_in_groups(cgroups, own)]))
 
 
-def anonymous_memory(*, status: Path = STATUS) -> int:
+def anonymous_memory() -> int:
     """Return the bytes that this process has written to memory: without files, and without memory that it shares.
 
     Raises:
         OSError: the kernel's figures cannot be read.
     """
-    line = next(line for line in status.read_text().splitlines() if line.startswith("RssAnon:"))
-    return int(line.split()[1]) * 1024
+    _, resident, shared, *_ = map(int, OWN_PAGES.read_text().split())
+    return (resident - shared) * PAGESIZE
 
 
 def _left_in_groups(cgroups: Path, own: Path) -> Iterator[int]:
