@@ -55,7 +55,7 @@ images:  ## Build the images of workers and operator; print their archives
 
 # Three workers on two cores: they wait for processes a quarter of the time. Without the reorder the long files come first.
 # A dead worker ends the run: its replacement would wait for work for ever (pytest-dev/pytest-xdist#1378).
-test: setup s3-server system-tools  ## All tests that need no cluster
+test: setup s3-server system-tools  ## The tests that need no cluster and not much time
 	$(BIN)/python -m pytest -m 'not slow and not e2e' -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 e2e: setup system-tools  ## Start a real cluster of two nodes, run the tests on it, remove it (root)

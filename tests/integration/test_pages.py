@@ -13,17 +13,17 @@ pytestmark = pytest.mark.timeout(900)
 
 PRINTED = {
     "docs/python.md": (
-        r"cartpole envSteps",
+        r"python envSteps",
         r"now with score 0\.\d\d",
         r"version [12]\.\d+: return \d+\.0",
         r"the last logits: \(1, 2\)",
         r"recorded \d+ steps",
-        r"started from runs/cartpole: envSteps",
+        r"started from runs/python: envSteps",
         r"\d+ rows: step, wall, .*env_steps.*",
         r"[12]\.\d+: \d+\.0 env steps, evaluation \d+\.\d+, tags .*best",
         r"tagged [12]\.\d+",
         r"EXPERIMENT +RUNS +RETURN .*",
-        r"cartpole, .*: 1 runs, [\d,]+ env steps",
+        r"my-cartpole, .*: 1 runs, [\d,]+ env steps",
         r"drew curves\.png",
     ),
     "docs/your-own-environment.md": (r"my-robot finished \(envSteps\): .*", r"version 1\.\d+: return -?\d\.\d\d"),

@@ -13,6 +13,7 @@ import pytest
 from page_blocks import blocks_of
 
 from rlsrl.api.roles import ROLES
+from rlsrl.api.spec import AlgorithmSpec
 from rlsrl.cli import main
 from rlsrl.cli.init import templates
 
@@ -113,6 +114,10 @@ def test_the_glossary_has_a_dozen_words_at_most() -> None:
 
 def test_the_readme_says_what_each_role_does() -> None:
     assert {cell.split()[0] for cell in first_cells("README.md", "Roles")} == {role.name for role in ROLES}
+
+
+def test_the_page_about_algorithms_has_each_algorithm() -> None:
+    assert [cell.strip("`") for cell in first_cells("docs/algorithms.md", "Algorithms")] == [*AlgorithmSpec.blocks()]
 
 
 def test_the_page_about_environments_shows_the_environment_that_init_writes() -> None:

@@ -45,7 +45,7 @@ def _lines(field: FieldInfo) -> list[str]:
         *_indented(allowed(field.schema), 4),
     ]
     if field.on_edit is not None and not field.children:
-        lines += ["", "ON A CLUSTER:", *_indented(EDITS[field.on_edit], 4)]
+        lines += ["", "EDITS:", *_indented(EDITS[field.on_edit], 4)]
     if children := (field.item or field).children:
         lines += ["", "FIELDS:"]
         for child in children:

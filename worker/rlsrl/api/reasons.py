@@ -242,7 +242,12 @@ REASONS: Mapping[ConditionType, Mapping[Reason, Judgement]] = {
             "Set `suspend` to false to continue.",
             "False",
         ),
-        "Finished": Judgement("The experiment has finished. Only the coordinator's pod is left.", "Nothing.", "False"),
+        "Finished": Judgement(
+            "The experiment has finished. The coordinator's pod is left, and for up to 10 minutes evaluators that play "
+            "the last versions.",
+            "Nothing.",
+            "False",
+        ),
     },
     GANG_COMPLETE: {
         "Starting": Judgement("The first attempt begins.", "Nothing.", "False"),

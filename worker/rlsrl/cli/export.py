@@ -40,8 +40,8 @@ def export(
 
     torch: a program that `torch.export.load` reads. onnx: a graph for onnxruntime and others (needs the extra onnx).
     Both take raw observations and return the most probable actions: normalisation, action mask and scaling are inside.
-    Such a file is compared with the policy on 1000 observations before it is written. safetensors: the weights alone,
-    by the names of the network's parameters, as `rlsrl params export` writes them.
+    Such a file is compared with the policy on 1000 observations before it is written. safetensors: the weights by
+    the names of the network's parameters, and the statistics that normalise observations.
     """
     from rlsrl.api.load import SpecError
     from rlsrl.envs.codec import CodecError

@@ -77,9 +77,9 @@ class TrainedPolicy:
         """Write the policy to a file for programs without rlsrl, or replace the file.
 
         The path's suffix chooses the form: ``.pt2`` is a torch program, ``.onnx`` a graph, which needs the extra
-        ``onnx``, and ``.safetensors`` the weights alone, by the names of the network's parameters. Programs and graphs
-        take raw observations, [N, *shape] each, and return the most probable actions. They are compared with the policy
-        on 1000 observations before they are written.
+        ``onnx``, and ``.safetensors`` the weights, by the names of the network's parameters, and the statistics that
+        normalise observations. Programs and graphs take raw observations, [N, *shape] each, and return the most
+        probable actions. They are compared with the policy on 1000 observations before they are written.
 
         Raises:
             ValueError: the suffix is another one.

@@ -52,7 +52,7 @@ class ScheduleSpec(Model):
 
 class PrioritySpec(Model):
     """Draws by priority (Schaul et al. 2016): a transition is drawn in proportion to (its last error + offset) **
-    exponent. New ones have the largest priority that there was."""
+    exponent. New ones have the largest priority that there was. By default all are drawn with the same probability."""
 
     exponent: Annotated[float, Field(ge=0, le=1)] = 0.6
     """0 draws all alike, 1 in proportion to their errors (alpha)."""
@@ -61,7 +61,8 @@ class PrioritySpec(Model):
 
 
 class ReplaySpec(Model):
-    """A store of transitions that are drawn again and again, in a file that outlives the trainer's process."""
+    """The store from which training draws. Each transition is drawn again and again. The store is a file, which
+    outlives the trainer's process."""
 
     capacity: Annotated[int, Field(ge=1, le=1_000_000_000), INTEGRAL] = 100_000
     """Transitions that are kept, by all trainers together; the oldest ones go first. Steps that only reset an
@@ -70,10 +71,9 @@ class ReplaySpec(Model):
     """Transitions that are stored before training begins, by all trainers together. The first ones of the run need no
     training."""
     n_step: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
-    """Steps whose rewards are added up before the value of what follows; fewer at the end of an episode, and where the
-    next rollout has not arrived."""
+    """Length of the n-step return: rewards that are added up before the value of the next observation. Fewer at the end
+    of an episode, and where the next rollout has not arrived."""
     priorities: PrioritySpec | None = None
-    """Draws by priority. By default all transitions are drawn with the same probability."""
 
 
 FORWARD_SHARE = 1 / 3
@@ -304,7 +304,6 @@ class ReplaySettings(AlgorithmSettings):
     minibatch_size: Annotated[int, Field(ge=2, le=16_777_216), INTEGRAL] = 256
     """Transitions of one optimizer step, drawn from the store."""
     replay: Annotated[ReplaySpec, REFUSE] = ReplaySpec()
-    """The store from which training draws."""
     importance_exponent: Annotated[float, Field(ge=0, le=1), LIVE] = 0.4
     """How far losses of values correct the bias of draws by priority, and from trainers' stores of unequal size: 0 not
     at all, 1 wholly (beta)."""
@@ -501,7 +500,6 @@ class CustomAlgorithmSpec(AlgorithmSettings):
     """Further arguments for the factory: any JSON of at most 32768 characters, together with those of the environment
     and the network."""
     needs: AlgorithmNeeds
-    """What others must know of the algorithm."""
 
     minibatch_size_path: ClassVar[tuple[str, ...]] = ("needs", "minibatchSize")
     replay_path: ClassVar[tuple[str, ...]] = ("needs", "replay")
@@ -539,17 +537,11 @@ class AlgorithmSpec(Model):
     exactly_one: ClassVar[tuple[str, ...]] = ("ppo", "vtrace", "pqn", "dqn", "sac", "td3", "custom")
 
     ppo: Annotated[PpoSpec, REFUSE_OTHER] | None = None
-    """Proximal policy optimisation."""
     vtrace: Annotated[VtraceSpec, REFUSE_OTHER] | None = None
-    """The actor-critic of IMPALA with V-trace."""
     pqn: Annotated[PqnSpec, REFUSE_OTHER] | None = None
-    """Parallelised Q-learning without replay."""
     dqn: Annotated[DqnSpec, REFUSE_OTHER] | None = None
-    """Deep Q-learning from a replay store."""
     sac: Annotated[SacSpec, REFUSE_OTHER] | None = None
-    """Soft actor-critic."""
     td3: Annotated[Td3Spec, REFUSE_OTHER] | None = None
-    """Twin delayed deep deterministic policy gradient."""
     custom: Annotated[CustomAlgorithmSpec, REFUSE_OTHER] | None = None
     """An algorithm of your own, given by its factory."""
 

@@ -23,7 +23,7 @@ InfoKey = Annotated[
 
 class Atari(Model):
     """The usual preprocessing of Atari games (Mnih et al. 2015, Machado et al. 2018). Observations are single small
-    grey frames. Needs the extra ``atari``."""
+    grey frames. Needs the extra ``atari``. Off by default; ``{}`` switches it on with its defaults."""
 
     frame_skip: Annotated[int, Field(ge=1, le=64), INTEGRAL] = 4
     """Frames that each action is repeated for. The observation is the pixel-wise maximum of the last two frames. The
@@ -83,7 +83,8 @@ def _with_host_and_port(url: str) -> str:
 class HttpEnvironment(Model):
     """Environments in a server of yours (``rlsrl serve-environment``), one session for each environment. The spaces of
     observations and actions come from the server. Steps take at least a network round trip:
-    ``actors.vectorization: threads`` lets environments wait at the same time. The server needs the extra ``http``."""
+    ``actors.vectorization: threads`` lets environments wait at the same time. Wrappers such as ``frameStack`` and
+    ``maxEpisodeSteps`` stay in the workers; ``kwargs`` and the place go to the server. It needs the extra ``http``."""
 
     url: Annotated[
         str,
@@ -102,7 +103,7 @@ class HttpEnvironment(Model):
     an environment."""
     retries: Annotated[int, Field(ge=0, le=1000), INTEGRAL] = 3
     """Further tries of a request after no connection, no answer in time, or a status that may pass (5xx, 408, 425,
-    429). The server recognizes a repeated step and does not step again. After the last try the episode is truncated
+    429). The server recognises a repeated step and does not step again. After the last try the episode is truncated
     and counted as ``unreachable``. The environment is made again once the server answers: this spends no budget."""
     backoff_seconds: PositiveSeconds = 0.5
     """Pause before the first further try, in seconds. Each pause is twice as long as the one before, less a random part
@@ -144,8 +145,6 @@ class Environment(Model):
     factory: Attribute | None = None
     """A callable that returns an environment with Gymnasium's interface. Called once for each environment."""
     http: HttpEnvironment | None = None
-    """A server of environments. Wrappers such as ``frameStack`` and ``maxEpisodeSteps`` stay in the workers; ``kwargs``
-    and the place go to the server."""
     kwargs: Arguments = Field(default_factory=dict)
     """Arguments for the environment: any JSON of at most 32768 characters, together with ``kwargsByRank`` and the
     arguments of a custom network."""
@@ -158,7 +157,6 @@ class Environment(Model):
     the number of environments of all actors, its actor, its seed, and whether it is for evaluation. A change of
     ``actors.replicas`` then restarts all actors."""
     atari: Atari | None = None
-    """Preprocessing of Atari games. Off by default; ``{}`` switches it on with its defaults."""
     max_episode_steps: Count | None = None
     """Steps after which an episode is truncated, beside the environment's own limits. In an Atari game: actions, not
     frames."""

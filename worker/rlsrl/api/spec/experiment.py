@@ -732,45 +732,34 @@ class ExperimentSpec(Model):
     seed: Annotated[int, Field(ge=0, le=2_147_483_647), REFUSE, INTEGRAL] = 0
     """The seed of every random number of the run."""
     environment: Annotated[EnvironmentSpec, REFUSE]
-    """What the actors step."""
     policy: Annotated[PolicySpec, REFUSE] = PolicySpec()
     """The network and the normalisation of its input."""
     algorithm: Annotated[AlgorithmSpec, GANG] = AlgorithmSpec(ppo=PpoSpec())
-    """The training algorithm."""
     actors: Annotated[Actors, GANG]
     """The workers that step environments."""
     policy_workers: Annotated[PolicyWorkers, ROLL] | None = None
-    """The workers that evaluate the policy for the actors. Without them each actor evaluates the policy itself, much
-    faster for small networks."""
     buffer_workers: Annotated[BufferWorkers, GANG] | None = None
-    """The workers between actors and trainers. Without them actors send samples to the trainers directly."""
     trainers: Annotated[Trainers, GANG] = Trainers()
     """The workers that learn."""
     evaluators: Annotated[Evaluators, ROLL] | None = None
-    """The workers that play stored versions. Off by default."""
     pacing: Annotated[Pacing, GANG] = Pacing()
-    """How gathering and training keep pace."""
     parameters: Annotated[ParameterVersions, LIVE] = ParameterVersions()
     """Which versions of the weights are stored, and where."""
     transport: Annotated[Literal["auto", "grpc"], GANG] = "auto"
     """How samples and weights travel between workers. ``auto``: shared memory between workers of one machine or one
     pod, gRPC between others. ``grpc``: gRPC everywhere. Requests to policy workers always travel over gRPC."""
     stop: Annotated[Stop, LIVE]
-    """When training ends."""
     paused: Annotated[tuple[PausedWorkers, ...], Field(strict=False, max_length=16), LIVE] = ()
     """Workers that are paused: they keep their processes and their state, and do no work. Actors first fill the
     rollouts that they have begun, and trainers end the present step. `rlsrl control RUN pause` and `kubectl rlsrl
     control NAME pause` add entries, and ``resume`` removes them."""
     restarts: Annotated[Restarts, LIVE] = Restarts()
-    """How many failures a run survives."""
     suspend: Annotated[bool, LIVE] = False
     """On a cluster: whether the experiment is suspended. Its trainers store their state at one common step, then all
     its pods are deleted. Set to ``false`` again, it resumes from that step, with the administrator's images and
     resources of that time."""
     tracking: Annotated[Tracking, ROLL] = Tracking()
-    """Where the learning curve is shown."""
     security: Annotated[Security, GANG] = Security()
-    """Protection of the workers on a cluster."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000), LIVE, INTEGRAL] | None = None
     """On a cluster: seconds between the end of the experiment and its deletion. ``whenDeleted`` decides on its volume.
     By default a finished experiment stays."""

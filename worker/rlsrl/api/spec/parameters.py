@@ -33,8 +33,8 @@ class FilesystemStore(Model):
 
 
 class ObjectStore(Model):
-    """An S3 bucket, at Amazon or any store with conditional writes (If-Match, If-None-Match). Credentials never stand
-    here: workers read AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY from their environment."""
+    """An S3 bucket, at Amazon or any store with conditional writes (If-Match, If-None-Match). The bucket must exist.
+    Credentials never stand here: workers read AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY from their environment."""
 
     url: Annotated[
         str,
@@ -71,9 +71,7 @@ class ParameterStore(Model):
     exactly_one: ClassVar[tuple[str, ...]] = ("filesystem", "object_store")
 
     filesystem: FilesystemStore | None = None
-    """The run folder; on a cluster, the experiment's volume."""
     object_store: ObjectStore | None = None
-    """An S3 bucket."""
 
 
 def _one_version(initial: InitialParameters) -> Fault | None:
@@ -95,7 +93,8 @@ def _file_has_no_state(initial: InitialParameters) -> Fault | None:
 
 
 class InitialParameters(Model):
-    """Weights of an earlier run, or of another program, from which a new run starts. A run that resumes has its own."""
+    """Weights of an earlier run, or of another program, from which a new run starts. By default they are random, by the
+    seed. A run that resumes has its own."""
 
     exactly_one: ClassVar[tuple[str, ...]] = ("run", "experiment", "file")
     rules: ClassVar[tuple[CrossFieldRule, ...]] = (
@@ -145,7 +144,6 @@ class ParameterVersions(Model):
     store: Annotated[ParameterStore, REFUSE] = ParameterStore(filesystem=FilesystemStore())
     """Where versions are stored."""
     from_: Annotated[InitialParameters, REFUSE] | None = None
-    """Where the weights of the first version come from; by default they are random, by the seed."""
     keep_last: Annotated[int, Field(ge=1, le=10_000), INTEGRAL] = 5
     """Untagged versions that are kept. Older ones are removed."""
     every_seconds: PositiveSeconds = 10.0

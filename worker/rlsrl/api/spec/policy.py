@@ -65,9 +65,7 @@ class Network(Model):
     exactly_one: ClassVar[tuple[str, ...]] = ("mlp", "cnn", "custom")
 
     mlp: Mlp | None = None
-    """A multi-layer perceptron."""
     cnn: Cnn | None = None
-    """A convolutional network for images."""
     custom: CustomNetwork | None = None
     """A network of your own, given by its factory."""
 

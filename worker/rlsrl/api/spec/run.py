@@ -89,7 +89,8 @@ WandbName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_l
 
 
 class Wandb(Model):
-    """Weights & Biases. Needs the extra ``wandb``. Its failures are logged and counted, and never end a run."""
+    """Weights & Biases. Off by default. Needs the extra ``wandb``. Its failures are logged and counted, and never end a
+    run."""
 
     project: WandbName
     """The project that shows the run."""
@@ -105,7 +106,6 @@ class Tracking(Model):
     the workers' own metrics are shown there."""
 
     wandb: Wandb | None = None
-    """Weights & Biases. Off by default."""
     worker_seconds: Annotated[float, Field(ge=0, le=31_536_000)] = 60.0
     """Seconds between two values of the workers' own metrics in TensorBoard and Weights & Biases: speed, waits, batch
     sizes, lag, CPU, memory. Their names are ``workers/<role>/<index>/<metric>``. A role of more than 16 workers has

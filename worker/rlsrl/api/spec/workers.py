@@ -73,7 +73,8 @@ class Actors(Model):
 
 class PolicyWorkers(Model):
     """The workers that evaluate the policy for the actors in large batches, for large networks. Actors then need no
-    weights. Rollouts are acted with weights as new as without policy workers."""
+    weights. Rollouts are acted with weights as new as without policy workers. Without them each actor evaluates the
+    policy itself, much faster for small networks."""
 
     replicas: Annotated[int, Field(ge=1, le=256), INTEGRAL] = 1
     """Number of policy workers. Actors choose one by their index, and another one when theirs dies."""
@@ -92,7 +93,7 @@ class PolicyWorkers(Model):
 class ReplayVolume(Model):
     """On a cluster, with an algorithm that replays: the volume of each buffer worker, a PersistentVolumeClaim
     ``state-<name>-buffer-<index>``. It keeps the worker's transitions when the pod is replaced, also on another node
-    if volumes of the StorageClass can move there."""
+    if volumes of the StorageClass can move there. By default one with the default values."""
 
     size: VolumeSize = "10Gi"
     """Size of each volume. `rlsrl size` shows the bytes of all transitions, of which each buffer worker has an equal
@@ -100,13 +101,15 @@ class ReplayVolume(Model):
     storage_class_name: ObjectName | None = None
     """The volumes' StorageClass; by default the cluster's default class."""
     when_deleted: Annotated[WhenDeleted, LIVE] = "Delete"
-    """Whether the volumes are kept or deleted with the experiment. No later experiment uses what they keep."""
+    """Whether the volumes are kept or deleted with the experiment. A later experiment of the same name uses volumes
+    that were kept, and its stores are empty when it begins."""
 
 
 class BufferWorkers(Model):
     """The workers between actors and trainers. They pass samples on first in, first out, and hold only what trainers
     have granted, so that policy lag is the same with them as without. Each serves the same number of actors: a trainer
-    is connected to a few buffer workers instead of many actors.
+    is connected to a few buffer workers instead of many actors. Without them actors send samples to the trainers
+    directly.
 
     With an algorithm that replays they keep the transitions: each has an equal part of ``replay.capacity``, and each
     trainer draws from its buffer workers as from one store."""
@@ -115,8 +118,6 @@ class BufferWorkers(Model):
     """Number of buffer workers. Must divide the number of actors. Actors choose one by their index. With an algorithm
     that replays, a multiple of ``trainers.replicas``."""
     volume: Annotated[ReplayVolume, REFUSE] | None = None
-    """On a cluster, with an algorithm that replays: each buffer worker's volume. By default a ``volume`` of default
-    values."""
     pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
     """On a cluster: additions to the pods: see ``actors.podTemplate``."""
 
@@ -198,9 +199,15 @@ class FixedVersion(Model):
 
 
 class EvaluationVideos(Model):
-    """Recordings of versions that evaluators play. After the result is recorded, the evaluator plays further episodes
-    in an environment with ``render_mode="rgb_array"``, which start as those of its first environments. It needs the
-    extra ``video``."""
+    """Videos of the versions that evaluators play. By default none is recorded. After an evaluation's result is
+    recorded, the evaluator plays further episodes in an environment with ``render_mode="rgb_array"``, which start as
+    those of its first environments. It needs the extra ``video``.
+
+    Each video is the file ``videos/<evaluator>-<version>.mp4`` in the run's folder, or on the experiment's volume.
+    TensorBoard shows it as a GIF of at most 100 frames, W&B as the file. With ``parameters.store.objectStore`` no
+    folder outlives the coordinator on a cluster: the files are in W&B alone. 500 steps of CartPole take 60 kB and a
+    second or two; all files are kept. A video above 4 MiB is left out. What fails costs only the video:
+    ``rlsrl_videos_total{outcome}`` counts, and the evaluator's log says why."""
 
     every_evaluations: Count = 10
     """Evaluations of an evaluator from one that is recorded to the next. The first one after each start of the
@@ -241,7 +248,7 @@ def _a_fixed_version_is_played_once(evaluators: Evaluators) -> Fault | None:
 
 class Evaluators(Model):
     """The workers that play stored versions beside training, for a fixed number of episodes in each environment. One
-    evaluator plays a version. Evaluators that fall behind skip to the newest version."""
+    evaluator plays a version. Evaluators that fall behind skip to the newest version. Off by default."""
 
     rules: ClassVar[tuple[CrossFieldRule, ...]] = (
         CrossFieldRule(
@@ -287,12 +294,6 @@ class Evaluators(Model):
     greedy: bool = True
     """Whether the most probable action is taken. With false, actions are sampled as in training."""
     video: EvaluationVideos | None = None
-    """Videos of the versions that evaluators play. By default none is recorded. Each is the file
-    ``videos/<evaluator>-<version>.mp4`` in the run's folder, or on the experiment's volume. TensorBoard shows it as a
-    GIF of at most 100 frames, W&B as the file. With ``parameters.store.objectStore`` no folder outlives the
-    coordinator on a cluster: the files are in W&B alone. 500 steps of CartPole take 60 kB and a second or two; all
-    files are kept. A video above 4 MiB is left out. What fails costs only the video:
-    ``rlsrl_videos_total{outcome}`` counts, and the evaluator's log says why."""
     pod_template: Annotated[PodTemplate, ROLL] = Field(default_factory=dict)
     """On a cluster: additions to the pods: see ``actors.podTemplate``."""
 

@@ -169,6 +169,6 @@ def _state(state: TrainerState | None, origin: str) -> TrainerState:
     if state is None:
         raise ConfigurationError(
             f"{FIELD}.what is all, and no state is stored with {origin}: trainers keep that of the newest version; "
-            "allowed: weights, or a version with STATE yes in `rlsrl params list`"
+            "allowed: weights, or a version with RESUMABLE yes in `rlsrl params list`"
         )
     return state
