@@ -72,6 +72,26 @@ def test_an_edit_that_removes_the_shards_of_a_live_run_leaves_nothing_behind(tmp
     assert facts.leftovers() == []
 
 
+def test_trainers_restart_when_slots_get_another_width(tmp_path: Path) -> None:
+    """Credits of the old width would wait at a shard that cannot fill a slot by them, and no other would get them."""
+    desk = Desk(tmp_path, GATED_SHARDS.format(gate=tmp_path / "never"))
+    facts = desk.facts()
+    with desk.begin("--set", "actors.environments=16") as run:
+        run.until(lambda: run.is_complete() and facts.train_steps() > 0, "training from shards")
+        before = run.workers("trainer")
+        edited = desk.call("edit", "live", *settings("actors.environments=8"))
+        assert edited.returncode == 0, edited.stderr
+        run.until(lambda: run.is_complete() and run.workers("trainer") != before, "another trainer")
+        steps = facts.train_steps()
+        run.until(lambda: facts.train_steps() > steps, "it trains")
+        edited = desk.call("edit", "live", *settings("stop={trainSteps: 1}"))
+        assert edited.returncode == 0, edited.stderr
+        assert run.wait() == 0, run.output
+    ledger = facts.json("summary.json")["ledger"]
+    assert ledger["balanced"], ledger
+    assert facts.leftovers() == []
+
+
 @pytest.mark.slow
 def test_shards_reach_the_goal(tmp_path: Path) -> None:
     summary = run(tmp_path, "stop={returnMean: 475, envSteps: 400000}")

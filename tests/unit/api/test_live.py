@@ -107,6 +107,21 @@ def test_a_trainer_that_replays_stays_whatever_the_number_of_actors(
     assert with_settings(two, settings_of(three)) == three
 
 
+def test_a_trainer_with_shards_restarts_when_slots_get_another_width() -> None:
+    """Credits of the old width would wait at a shard that cannot use them, and no other shard would get them."""
+
+    def trainer_for(**actors: int) -> TrainerConfig:
+        shards = {"algorithm": {"dqn": {}}, "pacing": {"trainStepsPerEnvStep": 0.5}, "bufferWorkers": {"replicas": 2}}
+        return resolved(actors={"replicas": 2, **actors}, **shards).trainer
+
+    eight, four = (trainer_for(environments=number) for number in (16, 8))
+    assert eight.replay is not None
+    assert four.replay is not None
+    assert (eight.replay.lanes_per_grant, four.replay.lanes_per_grant) == (8, 4)
+    assert name_of(eight) != name_of(four)
+    assert "lanes_per_grant" not in settings_of(eight)["replay"]
+
+
 BATCH = {"trainers": {"batchEnvironments": 8}}
 
 

@@ -204,8 +204,17 @@ class ReplayConfig(Model):
     """Minibatches of a training step. A rank keeps the number with which it has started: compiled code relies on it."""
     most_lanes: Annotated[PositiveInteger, LIVE]
     """Lanes of the widest slot."""
+    lanes_per_grant: Annotated[int, Field(ge=0)] = 0
+    """Lanes that a rank grants to one of its shards at a time: those of the widest slot; 0 without shards. Not live:
+    credits of another width would wait at a shard that cannot fill a slot by them. The JSON leaves 0 out."""
     lanes_in_turn: Annotated[PositiveInteger, LIVE] | None = None
     """Lanes that a rank's actors gather before training goes on, where the two take turns; None: both go on at once."""
+
+    @model_serializer(mode="wrap")
+    def _without_newer_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a field that older trainers refuse, where the default says the same."""
+        fields: dict[str, Any] = handler(self)
+        return {name: value for name, value in fields.items() if value or name != "lanes_per_grant"}
 
 
 class TrainerConfig(RoleConfig):

@@ -175,14 +175,17 @@ def _replay(context: ResolutionContext) -> ReplayConfig | None:
     spec, placement = context.spec, context.placement
     if spec.pacing.train_steps_per_env_step is None:
         return None
+    num_shards = context.num_workers[BUFFER] // context.num_workers[TRAINER]
+    most_lanes = max(spec.actors.rollout_environments)
     return ReplayConfig(
         folder=placement.replay_folder,
         outlives=placement.shares_disk,
-        num_shards=context.num_workers[BUFFER] // context.num_workers[TRAINER],
+        num_shards=num_shards,
         updates_per_env_step=spec.updates_per_env_step,
         most_updates_behind=spec.train_steps_behind,
         updates_per_step=spec.updates_per_train_step,
-        most_lanes=max(spec.actors.rollout_environments),
+        most_lanes=most_lanes,
+        lanes_per_grant=most_lanes if num_shards else 0,
         lanes_in_turn=spec.environments_per_trainer if spec.pacing.max_policy_lag == 0 else None,
     )
 

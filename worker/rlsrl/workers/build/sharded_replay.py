@@ -97,7 +97,7 @@ def open_sharded_replay(
         codec=codec,
         drawing=drawing,
         indices=shards,
-        lanes_per_slot=replay.most_lanes,
+        lanes_per_slot=replay.lanes_per_grant,
         step=0 if state is None else state.version.step,
         state={"arrived": counted if counts is None else counts.get("arrived", counted), "shards": known},
         metrics=context.metrics,
