@@ -24,7 +24,7 @@ from rlsrl.data.version import Version
 from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.parameters.weights_file import decode_version
 from rlsrl.runs import export
-from rlsrl.runs.export import SUFFIXES, ExportRefused, export_version
+from rlsrl.runs.export import SUFFIXES, ExportRefused, export_version, random_observations
 from rlsrl.runs.stored_version import load_version
 from rlsrl.testing.stored_runs import make_run, push
 from rlsrl.workers.build.common import torch_policy
@@ -71,7 +71,9 @@ def interface(observation: spaces.Space[Any], action: spaces.Space[Any], **more:
     return EnvironmentInterface(observation_space=observation, action_space=action, **more)
 
 
-CASES: Mapping[str, tuple[str, str, str, EnvironmentInterface, Arrays]] = {
+Case = tuple[str, str, str, EnvironmentInterface, Arrays]
+"""Algorithm, network and further sections of the experiment; the environment's interface; a version's statistics."""
+CASES: Mapping[str, Case] = {
     "mlp": (PPO, MLP, "", interface(NUMBERS, spaces.Discrete(3, start=2)), {}),
     "normalised": (PPO, MLP, "", interface(NUMBERS, spaces.Discrete(3)), OF_NUMBERS),
     "masked": (
@@ -169,9 +171,9 @@ def own_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def stored_run(folder: Path, case: str) -> Path:
+def stored_run(folder: Path, case: str, definition: Case | None = None) -> Path:
     """Make a run of the case with one version: the network's initial weights, ten times as large."""
-    algorithm, network, more, found, statistics = CASES[case]
+    algorithm, network, more, found, statistics = definition or CASES[case]
     text = EXPERIMENT.format(algorithm=algorithm, network=network, more=more)
     run = make_run(folder / case, text)
     config = load_version_config(run)
@@ -256,6 +258,24 @@ def test_exported_weights_are_those_of_the_network_by_name(tmp_path: Path, case:
 
 def _flat(action: Any) -> list[Any]:
     return [leaf for part in action for leaf in _flat(part)] if isinstance(action, tuple) else [np.ravel(action)]
+
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize("statistics", [{}, OF_NUMBERS], ids=["raw", "normalised"])
+def test_an_export_is_checked_on_numbers_that_occur(tmp_path: Path, statistics: Arrays) -> None:
+    """Bounds of the largest float say that there is none. A network's outputs for such numbers are not finite."""
+    found = interface(spaces.Box(-LARGEST, LARGEST, (4,), np.float32), spaces.Discrete(3))
+    relu = "{mlp: {hiddenSizes: [16], activation: relu}}"
+    run = stored_run(tmp_path, "wide", (PPO, relu, "", found, statistics))
+    assert export_version(load_version(run, "latest"), "torch")
+    observations = random_observations(found, statistics, 1000)["observation"]
+    assert found.observation_space.contains(observations[0])
+    assert np.abs(observations).max() < 20
+    mean, deviation = (np.arange(4), 2.0) if statistics else (np.zeros(4), 1.0)
+    np.testing.assert_allclose(observations[::2].mean(axis=0), mean, atol=0.5)
+    np.testing.assert_allclose(observations[::2].std(axis=0), deviation, atol=0.3)
 
 
 def test_a_network_in_bfloat16_is_exported_in_float32(tmp_path: Path) -> None:

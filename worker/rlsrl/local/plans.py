@@ -12,7 +12,7 @@ from rlsrl.api.role_names import COORDINATOR, EVALUATOR, TRAINER
 from rlsrl.api.spec import RLExperiment
 from rlsrl.local.controller import GANG_COMMAND, RolePlan, RunPlan
 from rlsrl.local.initial_weights import with_located_start
-from rlsrl.local.preflight import require_fixed_version, require_open_files
+from rlsrl.local.preflight import require_fixed_version, require_open_files, require_wandb
 from rlsrl.local.rendering_check import require_ffmpeg
 from rlsrl.local.run_folder import CONFIGS, RunFolder
 from rlsrl.local.run_record import RunRecord
@@ -36,6 +36,7 @@ def check_and_write(folder: RunFolder, resolved: ResolvedExperiment) -> None:
     """
     require_open_files(sum(resolved.coordinator.num_workers.values()) + 1)
     require_ffmpeg(resolved.configs.get(EVALUATOR))
+    require_wandb(resolved.coordinator)
     document = folder.path / RESOLVED
     if not document.exists():  # It names the parameter DB.
         write_durably(document, resolved.to_json().encode())

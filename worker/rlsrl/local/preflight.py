@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import resource
 
-from rlsrl.api.resolved import EvaluatorConfig, RoleConfig
+from rlsrl.api.resolved import CoordinatorConfig, EvaluatorConfig, RoleConfig
 from rlsrl.parameters.protocols import ParameterDB
 from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.runtime.extras import is_installed, pip_install
 from rlsrl.runtime.process import raise_open_files_limit
 from rlsrl.workers.fixed_version import FixedVersionReader
 
@@ -30,6 +31,20 @@ def require_open_files(num_workers: int) -> None:
     if limit != resource.RLIM_INFINITY and limit < needed:
         raise ConfigurationError(
             f"a process may open {limit} files; a run of {num_workers} workers needs {needed}: ulimit -n {needed}"
+        )
+
+
+def require_wandb(coordinator: CoordinatorConfig) -> None:
+    """Check that the package of ``tracking.wandb`` is installed, if the experiment has the field.
+
+    Without the check the run would train, and its rows would be missing there: trackers never end a run.
+
+    Raises:
+        ConfigurationError: it is not; the text names the extra that installs it.
+    """
+    if coordinator.wandb is not None and not is_installed("wandb"):
+        raise ConfigurationError(
+            f"tracking.wandb: the package 'wandb' is not installed: {pip_install('wandb')}, or remove the field"
         )
 
 

@@ -22,6 +22,7 @@ from rlsrl.data.specs import Arrays
 from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.parameters.weights_file import encode_weights
 from rlsrl.policies.exported import MASKED_LOGIT
+from rlsrl.policies.normalization import mean_of, variance_of
 from rlsrl.policies.sampling import sampler_for
 from rlsrl.runs.stored_version import StoredVersion
 from rlsrl.runtime.extras import pip_install
@@ -37,6 +38,9 @@ CHECKED = 1000
 """Random observations on which an exported policy is compared."""
 TOLERANCE = 1e-4
 """Allowed difference of outputs, and of actions that are floats, as a share of the largest."""
+LARGEST_DRAWN = 1e6
+"""Larger floats of a random observation are drawn anew: bounds such as the largest float say that there is no bound,
+and a network's outputs for such numbers are infinite."""
 ABOUT = "rlsrl.json"
 """Name of the text in a torch program that says which version it is."""
 
@@ -76,7 +80,7 @@ def export_version(stored: StoredVersion, kind: ExportFormat) -> bytes:
     from rlsrl.policies.standalone import StandalonePolicy
 
     module = StandalonePolicy(policy.network, interface, stored.parameters.statistics).eval()
-    observations = random_observations(interface, CHECKED)
+    observations = random_observations(interface, stored.parameters.statistics, CHECKED)
     data, evaluate = {"torch": _torch_program, "onnx": _onnx_graph}[kind](module, observations, about(stored))
     check(evaluate, policy, interface, observations)
     return data
@@ -93,12 +97,22 @@ def about(stored: StoredVersion) -> dict[str, str]:
     }
 
 
-def random_observations(interface: EnvironmentInterface, number: int) -> dict[str, NDArray[Any]]:
-    """Return random observations of the space as arrays by path, [number, *shape]. At least one action is legal."""
-    space = interface.observation_space
+def random_observations(interface: EnvironmentInterface, statistics: Arrays, number: int) -> dict[str, NDArray[Any]]:
+    """Return random observations as arrays by path, [number, *shape]. At least one action is legal.
+
+    They are samples of the space. Of floats that a version's ``statistics`` normalise, every other observation is drawn
+    by these: samples of a wide space would all be clipped to the range of the network's input.
+    """
+    space, rng = interface.observation_space, np.random.default_rng(0)
     space.seed(0)
     found = [interface.arrays(space.sample()) for _ in range(number)]
     arrays = {path: np.stack([each[path] for each in found]) for path in interface.spec.observation}
+    for path, array in arrays.items():
+        if array.dtype.kind == "f":
+            drawn = rng.standard_normal(array.shape)
+            np.copyto(array, drawn, casting="same_kind", where=np.abs(array) > LARGEST_DRAWN)
+            if (mean := statistics.get(mean_of(path))) is not None:
+                array[::2] = mean + np.sqrt(statistics[variance_of(path)]) * drawn[::2]
     if (mask := interface.spec.action.mask) is not None:
         is_closed = ~arrays[mask].reshape(number, -1).any(axis=1)
         arrays[mask].reshape(number, -1)[is_closed, 0] = 1

@@ -89,7 +89,7 @@ def require_for_training() -> None:
     Raises:
         NotInstalled: some are not; the text names all of them.
     """
-    missing = [module for module in TRAINING_MODULES if not _is_installed(module)]
+    missing = [module for module in TRAINING_MODULES if not is_installed(module)]
     if missing:
         raise _not_installed(missing, [extra for extra in TRAINING if extra in {EXTRAS[module] for module in missing}])
 
@@ -118,7 +118,8 @@ def _is_imported_by_rlsrl(error: ModuleNotFoundError) -> bool:
     return bool(names) and names[-1].partition(".")[0] == "rlsrl"
 
 
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Return whether a module could be imported. Imports nothing but its parents."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # its parent is missing
