@@ -98,6 +98,36 @@ def test_a_run_that_a_workers_failure_ended_says_why(browser: WebDriver, tmp_pat
     assert [line for line in complaints(browser) if "ERR_CONNECTION_REFUSED" not in line] == []
 
 
+def test_a_run_shows_its_evaluations_logs_and_metrics(browser: WebDriver, tmp_path: Path) -> None:
+    evaluated = GATED_EXPERIMENT + "  evaluators: {{environments: 4}}\n"
+    desk = Desk(tmp_path, evaluated.format(gate=tmp_path / "never"))
+    count = "return document.querySelectorAll('svg circle.point').length"
+    with page(tmp_path) as address, desk.begin() as run:
+        run.until(run.is_complete, "all workers run")
+        browser.get(f"{address}#/run/live")
+        until(lambda: browser.execute_script(count) > 0, "an evaluation is on the curve")
+        rows = "[...document.querySelectorAll('tbody tr')].map((row) => row.innerText)"
+        best = f"return {rows}.filter((row) => /best/.test(row))"
+        until(lambda: browser.execute_script(best), "the best version is listed")
+        version, tags, env_steps, _, evaluation, *_ = str(browser.execute_script(best)[0]).split("\t")
+        assert (version[:2], tags) == ("1.", "best")
+        assert env_steps.replace(",", "").isdigit()
+        assert 0 <= float(evaluation) <= 8, "returns of this environment"
+        assert "7.5" in text_of(browser), "the goal of the mean return is shown"
+        Select(browser.find_element(By.ID, "log")).select_by_visible_text("trainer-0.jsonl")
+        until(lambda: "info" in text_of(browser, "pre"), "the trainer's log has lines")
+        Select(browser.find_element(By.ID, "metric")).select_by_visible_text("train/entropy")
+        label = "return [...document.querySelectorAll('figure svg')].map((svg) => svg.ariaLabel).join()"
+        until(lambda: "train/entropy over env steps" in str(browser.execute_script(label)), "the metric is drawn")
+        assert browser.execute_script(count) == 0, "evaluations have no entropy"
+        until(lambda: "update" in str(browser.execute_script(ROWS)), "the table says what the trainer works on")
+        browser.execute_script("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+        assert "GatedEnv" in text_of(browser), "the experiment is shown"
+        run.send(signal.SIGINT)
+        run.wait()
+    assert [line for line in complaints(browser) if "ERR_CONNECTION_REFUSED" not in line] == []
+
+
 def test_a_failure_is_text(browser: WebDriver, tmp_path: Path) -> None:
     failure = "actor-0: <img src='/static/icon.svg' class='made'>\n  File \"a.py\""
     record = RunRecord(run_uid="1", created_at=0.0, package_version="0", failure=failure)

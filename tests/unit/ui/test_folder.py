@@ -139,6 +139,7 @@ def test_a_run_is_shown_with_workers_ledger_and_logs(run: Path) -> None:
     assert page["totals"]["version"] == "1.20"
     first, silent, gone = page["roles"]["actor"]["workers"]
     assert (first["state"], first["busy"], first["waits"]) == ("running", 0.75, {"credit": 0.25})
+    assert first["works"] == {"environment": 0.5, "inference": 0.25}
     assert first["perSecond"] == 900.0
     assert (silent["state"], gone["state"]) == ("silent", "gone")
     assert [worker["mark"] for worker in (first, silent, gone)] == ["alive", "bad", "bad"]

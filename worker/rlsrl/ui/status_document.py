@@ -84,12 +84,14 @@ def _role(document: Mapping[str, Any], role: str, *, is_live: bool) -> dict[str,
 def _worker(report: Mapping[str, Any], worker_state: str) -> dict[str, Any]:
     has_ended = worker_state == ENDED
     shares = {} if has_ended else activity([report])
+    works = {stage: share for name, share in shares.items() if (stage := stage_of(name))}
     waits = {name: share for name, share in shares.items() if stage_of(name) is None}
     return {
         "index": index if isinstance(index := report.get("index"), int) else None,
         "state": worker_state,
         "mark": "ended" if has_ended else "bad" if worker_state in (SILENT, GONE) else "alive",
-        "busy": sum(share for name, share in shares.items() if name not in waits) if shares else None,
+        "busy": sum(works.values()) if shares else None,
+        "works": works,
         "waits": waits,
         "waitsFor": "" if has_ended else str(report.get("waiting_for") or ""),
         "version": str(report.get("version") or ""),

@@ -111,10 +111,10 @@ function showRun(view, name) {
       element("span", { class: "swatch busy" }), "works", element("span", { class: "swatch wait" }), "waits",
       element("span", { class: "swatch bad" }), "does not run", element("span", { class: "swatch ended" }), "has ended"),
     element("details", {}, element("summary", {}, "As a table"),
-      table("Workers", ["Worker", "State", "Busy", "Waits for", "Version", "Per second"], rolesBody)),
+      table("Workers", ["Worker", "State", "Busy", "Works on", "Waits for", "Version", "Per second"], rolesBody)),
     element("h2", {}, "Curve"),
     element("p", {}, element("label", { for: "metric" }, "Metric "), metric), chart,
-    element("h2", {}, "Versions"), unread, table("Versions", ["Version", "Tags", "Env steps", "Mean return", "Evaluation", "State", "Stored"], versions),
+    element("h2", {}, "Versions"), unread, table("Versions", ["Version", "Tags", "Env steps", "Mean return", "Evaluation", "Resumable", "Stored"], versions),
     element("h2", {}, "Ledger"), table("Ledger", ["Transitions", "Number"], ledger),
     element("h2", {}, "Logs"), element("p", {}, element("label", { for: "log" }, "Worker "), logs), log,
     element("details", {}, element("summary", {}, "Experiment"), text),
@@ -145,7 +145,7 @@ function showRun(view, name) {
       element("th", { scope: "row" }, `${worker.role} ${worker.index ?? ""}`),
       element("td", {}, element("span", { class: `state ${worker.mark}` }, worker.state)),
       element("td", {}, worker.busy === null ? "-" : `${Math.round(100 * worker.busy)} %`),
-      element("td", {}, waitsOf(worker)), element("td", {}, worker.version), element("td", {}, number(worker.perSecond)),
+      element("td", {}, sharesOf(worker.works)), element("td", {}, sharesOf(worker.waits) || worker.waitsFor), element("td", {}, worker.version), element("td", {}, number(worker.perSecond)),
     ]);
     rows(ledger, Object.entries(page.ledger).filter(([, value]) => typeof value === "number"), ([title, value]) => [
       element("th", { scope: "row" }, title), element("td", {}, number(value)),
@@ -213,9 +213,9 @@ function workersOf(roles) {
   return Object.entries(roles).flatMap(([role, each]) => each.workers.map((worker) => ({ role, ...worker })));
 }
 
-function waitsOf(worker) {
-  const shares = Object.entries(worker.waits).filter(([, share]) => share >= 0.005).sort((a, b) => b[1] - a[1]);
-  return shares.map(([name, share]) => `${name} ${Math.round(100 * share)} %`).join(", ") || worker.waitsFor;
+function sharesOf(shares) {
+  const largest = Object.entries(shares).filter(([, share]) => share >= 0.005).sort((a, b) => b[1] - a[1]);
+  return largest.map(([name, share]) => `${name} ${Math.round(100 * share)} %`).join(", ");
 }
 
 // Read the rows that are new. A trainer that resumed repeats steps: its earlier rows of them do not count.

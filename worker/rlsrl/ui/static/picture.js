@@ -56,13 +56,20 @@ function group(role, of, x, y) {
     const left = (place % COLUMNS) * (BOX + GAP) * ((WIDTH / COLUMNS) / (BOX + GAP)), top = 24 + Math.floor(place / COLUMNS) * (BOX + GAP);
     const busy = worker.mark === "alive" ? Math.min(1, worker.busy ?? 0) : 0;
     const size = Math.min(BOX, WIDTH / COLUMNS - 2);
-    const title = `${role} ${worker.index ?? ""}: ${worker.state}${worker.busy === null ? "" : `, busy ${Math.round(100 * busy)} %`}`;
+    const parts = [["works on", worker.works], ["waits for", worker.waits]].map(([verb, shares]) => [verb, largestOf(shares)]);
+    const doing = parts.filter(([, name]) => name).map(([verb, name]) => `, ${verb} ${name}`).join("");
+    const title = `${role} ${worker.index ?? ""}: ${worker.state}${worker.busy === null ? "" : `, busy ${Math.round(100 * busy)} %`}${doing}`;
     const box = shape("rect", { x: left, y: top, width: size, height: BOX, class: worker.mark });
     const work = shape("rect", { x: left, y: top + BOX * (1 - busy), width: size, height: BOX * busy, class: "busy" });
     const cross = shape("path", { class: "cross", d: `M${left} ${top + BOX} l${size} ${-BOX}` });
     return shape("g", {}, shape("title", {}, title), box, ...{ alive: [work], bad: [cross], ended: [] }[worker.mark]);
   });
   return shape("g", { transform: `translate(${x} ${y})` }, shape("text", { x: 0, y: 14 }, `${of.number} ${role}${rest}`), ...boxes);
+}
+
+// The name with the largest share; undefined without any.
+function largestOf(shares) {
+  return Object.keys(shares).sort((a, b) => shares[b] - shares[a])[0];
 }
 
 function arrow(x, rate) {
