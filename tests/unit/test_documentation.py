@@ -12,6 +12,7 @@ import click
 import pytest
 from page_blocks import blocks_of
 
+from rlsrl.api.load import load_file
 from rlsrl.api.roles import ROLES
 from rlsrl.api.spec import AlgorithmSpec
 from rlsrl.cli import main
@@ -22,6 +23,9 @@ MOST_WORDS = 12
 """The most words of our own that readers have to learn."""
 PAGES = sorted(
     [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), REPOSITORY / "charts" / "README.md"],
+)
+EXAMPLES = sorted(
+    path for path in (REPOSITORY / "examples").rglob("*.yaml") if "\nkind: RLExperiment\n" in path.read_text("utf-8")
 )
 CODE_SPAN = re.compile(r"`[^`\n]*`")
 
@@ -114,6 +118,11 @@ def test_the_glossary_has_a_dozen_words_at_most() -> None:
 
 def test_the_readme_says_what_each_role_does() -> None:
     assert {cell.split()[0] for cell in first_cells("README.md", "Roles")} == {role.name for role in ROLES}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_the_examples_are_valid(example: Path) -> None:
+    load_file(example)
 
 
 def test_the_page_about_algorithms_has_each_algorithm() -> None:

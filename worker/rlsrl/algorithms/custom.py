@@ -24,6 +24,7 @@ INTERFACE = 1
 """The version of the interface: of the names in ``INTERFACE_MODULES``. It rises with every change that an algorithm has
 to follow. ``tests/golden/algorithm_interface.txt`` shows the interface of this version."""
 INTERFACE_MODULES: Mapping[str, tuple[str, ...]] = {
+    "rlsrl.algorithms.adam": ("Adam", "RAdam"),
     "rlsrl.algorithms.base": (),
     "rlsrl.algorithms.check": ("check_algorithm",),
     "rlsrl.algorithms.custom": ("Setup", "CustomAlgorithm"),
@@ -37,7 +38,7 @@ INTERFACE_MODULES: Mapping[str, tuple[str, ...]] = {
     "rlsrl.policies.epsilon_greedy": ("EPSILON",),
     "rlsrl.policies.exploration": ("DEVIATION", "UNIFORM"),
     "rlsrl.policies.functional": ("PureNetwork",),
-    "rlsrl.policies.networks": ("FlattenObservation",),
+    "rlsrl.policies.networks": ("FlattenObservation", "Heads", "Observation"),
 }
 """The modules that users' algorithms may import, each with the names that belong to the interface; without names it is
 every public name of the module."""

@@ -25,7 +25,7 @@ class Stop(Model):
     episodes: Annotated[int, Field(ge=1, le=1_000_000), GANG, INTEGRAL] = 100
     """Number of episodes that returnMean covers. It is not compared before as many episodes have ended."""
     env_steps: Count | None = None
-    """Transitions trained on."""
+    """Transitions trained on; with replay, transitions that were gathered and stored."""
     train_steps: Count | None = None
     """Batches trained on."""
     wall_seconds: PositiveSeconds | None = None
