@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rank_script import batches, everything, lanes_of, learner_of
+from rank_script import batches, everything, learner_of, part_of
 
 from rlsrl.algorithms.base import Tensors
 from rlsrl.algorithms.evaluation import evaluated_in_parts
 from rlsrl.algorithms.learner import Learner
+from rlsrl.buffers.replay.rows import IMPORTANCE
 from rlsrl.data.version import Version
 from rlsrl.workers.gang import Gang, ProcessGroupGang
 
@@ -35,15 +36,16 @@ class Counting:
 
 def zeros_like(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     zeros = {name: np.zeros_like(array) for name, array in arrays.items()}
-    zeros["mask"][...] = True
+    for name in {"mask", IMPORTANCE} & zeros.keys():
+        zeros[name][...] = 1
     return zeros
 
 
 def trained(gang: Gang, kind: str) -> dict[str, np.ndarray]:
     eager, compiled = Counting(learner_of(gang, kind)), Counting(learner_of(gang, kind))
     results = {}
-    for step, arrays in enumerate(batches(poison=2)):
-        mine = lanes_of(arrays, gang.rank, gang.size)
+    for step, arrays in enumerate(batches(kind, poison=2)):
+        mine = part_of(kind, arrays, gang.rank, gang.size)
         if step == 0:
             assert "torch._dynamo" not in sys.modules
             eager.learner.step(mine)  # as before a switch during a run

@@ -1,4 +1,4 @@
-"""One rank of a gang under torchrun: trains on its half of the batch and writes the result."""
+"""One rank of a gang under torchrun: trains on its half of each batch and writes the result."""
 
 import json
 import os
@@ -12,27 +12,37 @@ import torch
 
 from rlsrl.algorithms.adam import Adam
 from rlsrl.algorithms.base import Algorithm
+from rlsrl.algorithms.catalog import implementation_of
 from rlsrl.algorithms.custom import Setup
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.ppo import Ppo
-from rlsrl.api.spec import AlgorithmNeeds, CustomAlgorithmSpec, NetworkOutputs
+from rlsrl.api.spec import AlgorithmNeeds, AlgorithmSpec, CustomAlgorithmSpec, NetworkOutputs
 from rlsrl.data.random_slots import random_slot
+from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.build import build_network, seeded
-from rlsrl.policies.networks import MlpActorCritic, MlpPolicy
+from rlsrl.policies.networks import MlpActionValues, MlpActorCritic, MlpPolicy
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.actor_and_critic import ActorAndCritic
-from rlsrl.testing.rollouts import discrete_env_spec
+from rlsrl.testing.rollouts import (
+    bounded_env_spec,
+    discrete_env_spec,
+    masked_env_spec,
+    masked_rows,
+    vector_rows,
+    with_outcomes,
+)
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 
 STEPS, LANES, TRAIN_STEPS = 8, 4, 5
+ROWS, UPDATES = 16, 2
+"""With replay: rows of a minibatch, and minibatches of a batch."""
 
 
 def learner_of(gang: Gang, kind: str, initial: Parameters | None = None) -> Learner:
-    """Make the same learner on every rank. The whole batch is the one minibatch, so order does not matter."""
-    env_spec = discrete_env_spec()
-    network, outputs, algorithm_of = KINDS[kind]
+    """Make the same learner on every rank. Without replay the batch is the one minibatch: order does not matter."""
+    env_spec, network, outputs, algorithm_of = KINDS[kind]
     policy = TorchPolicy(build_network(network, env_spec, {}, seed=1, outputs=outputs), env_spec, outputs=outputs)
     return Learner(
         algorithm_of(policy, gang.size),
@@ -67,10 +77,34 @@ def two_groups_of(policy: TorchPolicy, num_ranks: int) -> Algorithm:
         return ActorAndCritic(Setup(policy=policy, settings=settings, num_ranks=num_ranks))
 
 
-KINDS: dict[str, tuple[Any, NetworkOutputs, Callable[[TorchPolicy, int], Algorithm]]] = {
-    "ppo": (MlpActorCritic, "policyAndValue", ppo_of),
-    "two groups": (MlpPolicy, "policy", two_groups_of),
+def replaying(**block: Any) -> Callable[[TorchPolicy, int], Algorithm]:
+    """Return the builder of an algorithm that replays, by its block of the spec."""
+    ((name, fields),) = block.items()
+    spec = AlgorithmSpec.model_validate({name: {"minibatchSize": ROWS, **fields}})
+
+    def build(policy: TorchPolicy, num_ranks: int) -> Algorithm:
+        with seeded(1):
+            return implementation_of(spec).build(spec.chosen, policy, num_ranks, None)
+
+    return build
+
+
+CRITIC = {"hiddenSizes": [8]}
+KINDS: dict[str, tuple[EnvSpec, Any, NetworkOutputs, Callable[[TorchPolicy, int], Algorithm]]] = {
+    "ppo": (discrete_env_spec(), MlpActorCritic, "policyAndValue", ppo_of),
+    "two groups": (discrete_env_spec(), MlpPolicy, "policy", two_groups_of),
+    "dqn": (masked_env_spec(), MlpActionValues, "actionValues", replaying(dqn={"targetPeriod": 3})),
+    "sac": (masked_env_spec(), MlpPolicy, "policy", replaying(sac={"critic": CRITIC, "tau": 0.5})),
+    # Each rank draws noise of its own, so there is none.
+    "td3": (
+        bounded_env_spec("clipped"),
+        MlpPolicy,
+        "policy",
+        replaying(td3={"critic": CRITIC, "tau": 0.5, "policyPeriod": 2, "targetDeviation": 0}),
+    ),
 }
+REPLAYED = {"dqn": masked_rows, "sac": masked_rows, "td3": vector_rows}
+"""By kind: rows without their outcomes, for their number and a seed."""
 
 
 def everything(learner: Learner) -> dict[str, np.ndarray]:
@@ -79,18 +113,25 @@ def everything(learner: Learner) -> dict[str, np.ndarray]:
     return {**arrays, "policy": learner.parameters(Version(1, 1)).vector}
 
 
-def batches(poison: int | None) -> list[dict[str, np.ndarray]]:
-    env_spec = discrete_env_spec()
-    made = []
-    for step in range(TRAIN_STEPS):
-        slot = random_slot(env_spec, num_steps=STEPS, num_lanes=LANES, rng=np.random.default_rng(step))
-        if step == poison:
-            slot.arrays["reward"][0, 0] = np.nan
-        made.append(slot.arrays)
+def batches(kind: str, poison: int | None) -> list[dict[str, np.ndarray]]:
+    made = [_batch(kind, step) for step in range(TRAIN_STEPS)]
+    if poison is not None:
+        made[poison]["reward"].flat[0] = np.nan
     return made
 
 
-def lanes_of(arrays: dict[str, np.ndarray], rank: int, size: int) -> dict[str, np.ndarray]:
+def _batch(kind: str, seed: int) -> dict[str, np.ndarray]:
+    if kind in REPLAYED:
+        return dict(with_outcomes(REPLAYED[kind](UPDATES * ROWS, seed), seed))
+    rng = np.random.default_rng(seed)
+    return random_slot(discrete_env_spec(), num_steps=STEPS, num_lanes=LANES, rng=rng).arrays
+
+
+def part_of(kind: str, arrays: dict[str, np.ndarray], rank: int, size: int) -> dict[str, np.ndarray]:
+    """Return a rank's lanes, or with replay its rows of each minibatch."""
+    if kind in REPLAYED:
+        ranks = {name: array.reshape(UPDATES, size, -1, *array.shape[1:]) for name, array in arrays.items()}
+        return {name: array[:, rank].reshape(-1, *array.shape[3:]) for name, array in ranks.items()}
     lanes = slice(rank * LANES // size, (rank + 1) * LANES // size)
     return {name: array[:, lanes] if array.ndim > 1 else array for name, array in arrays.items()}
 
@@ -100,8 +141,8 @@ def main(out: Path, kind: str, poison: int | None) -> None:
     gang: Gang = ProcessGroupGang(timeout_seconds=60) if torch.distributed.is_torchelastic_launched() else SoloGang()
     learner = learner_of(gang, kind)
     metrics, skipped, untrained = [], [], []
-    for arrays in batches(poison):
-        result = learner.step(lanes_of(arrays, gang.rank, gang.size))
+    for arrays in batches(kind, poison):
+        result = learner.step(part_of(kind, arrays, gang.rank, gang.size))
         metrics.append(dict(result.metrics))
         skipped.append(result.skipped)
         untrained.append(result.num_untrained)

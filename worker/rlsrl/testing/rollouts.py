@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlsrl.api.spec import VectorActions
-from rlsrl.buffers.replay.rows import NEXT
+from rlsrl.buffers.replay.rows import IMPORTANCE, NEXT
 from rlsrl.data.specs import ActionPart, ActionSpec, Arrays, ArraySpec, EnvSpec, PartKind
 
 MASK = "observation/mask"
@@ -53,6 +53,29 @@ def masked_rows(num_rows: int, seed: int) -> Arrays:
     vector, next_vector = rng.standard_normal((2, num_rows, 4), np.float32)
     observation = {"observation/x": vector, MASK: mask}
     return {**observation, NEXT + "observation/x": next_vector, NEXT + MASK: next_mask, "action": action}
+
+
+def with_outcomes(rows: Arrays, seed: int) -> Arrays:
+    """Return rows of observations and actions with rewards, discounts and importance ratios, as a store gives them.
+
+    In a third of the rows, on average, an episode ended.
+    """
+    rng = np.random.default_rng(seed)
+    num_rows = len(rows["action"])
+    return {
+        **rows,
+        "reward": 3 * rng.standard_normal(num_rows, np.float32),
+        "discount": np.where(rng.random(num_rows) < 1 / 3, 0.0, 0.9**3).astype(np.float32),
+        IMPORTANCE: rng.uniform(0.1, 1.0, num_rows).astype(np.float32),
+    }
+
+
+def vector_rows(num_rows: int, seed: int, *, num_features: int = 4, num_dimensions: int = 2) -> Arrays:
+    """Return observations, observations that follow, and actions of ``bounded_env_spec``, as a store gives rows."""
+    rng = np.random.default_rng(seed)
+    vector, following = rng.standard_normal((2, num_rows, num_features), np.float32)
+    action = rng.uniform(-1, 1, (num_rows, num_dimensions)).astype(np.float32)
+    return {"observation": vector, NEXT + "observation": following, "action": action}
 
 
 def pixels_env_spec() -> EnvSpec:
