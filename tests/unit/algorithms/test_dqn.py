@@ -24,7 +24,7 @@ from rlsrl.policies.build import build_network
 from rlsrl.policies.epsilon_greedy import EPSILON
 from rlsrl.policies.networks import MlpActionValues
 from rlsrl.policies.torch_policy import TorchPolicy
-from rlsrl.testing.rollouts import MASK, discrete_env_spec, masked_env_spec, masked_rows
+from rlsrl.testing.rollouts import MASK, discrete_env_spec, masked_env_spec, masked_rows, vector_rows, with_outcomes
 
 ENV_SPEC = discrete_env_spec(num_features=3, num_actions=4)
 MASKED = masked_env_spec()
@@ -42,22 +42,12 @@ def policy_of(seed: int = 0, env_spec: EnvSpec = ENV_SPEC, **options: Any) -> To
 
 
 def rows_of(seed: int = 0, *, num_rows: int = UPDATES_A_STEP * SIZE) -> Arrays:
-    """Return rows as a store gives them; a third of them ended an episode."""
-    rng = np.random.default_rng(seed)
-    discount = np.where(rng.random(num_rows) < 1 / 3, 0.0, 0.9**3).astype(np.float32)
-    return {
-        "observation": rng.standard_normal((num_rows, 3), np.float32),
-        NEXT + "observation": rng.standard_normal((num_rows, 3), np.float32),
-        "action": rng.integers(0, 4, num_rows),
-        "reward": 3 * rng.standard_normal(num_rows, np.float32),
-        "discount": discount,
-        IMPORTANCE: rng.uniform(0.1, 1.0, num_rows).astype(np.float32),
-    }
+    action = np.random.default_rng(seed).integers(0, 4, num_rows)
+    return with_outcomes({**vector_rows(num_rows, seed, num_features=3), "action": action}, seed)
 
 
 def masked_rows_of(seed: int) -> Arrays:
-    others = {name: rows_of(seed)[name] for name in ("reward", "discount", IMPORTANCE)}
-    return {**masked_rows(UPDATES_A_STEP * SIZE, seed), **others}
+    return with_outcomes(masked_rows(UPDATES_A_STEP * SIZE, seed), seed)
 
 
 def network_of(policy: TorchPolicy) -> nn.Sequential:

@@ -48,6 +48,8 @@ from rlsrl.testing.rollouts import (
     masked_env_spec,
     masked_rows,
     pixels_env_spec,
+    vector_rows,
+    with_outcomes,
 )
 
 FEATURES, DIMENSIONS, CHOICES = 3, 2, 4
@@ -85,23 +87,14 @@ def learner_of(algorithm: TwinCriticAlgorithm[Any], env_spec: EnvSpec, *, seed: 
 
 
 def rows_of(env_spec: EnvSpec, seed: int = 0, *, num_rows: int = UPDATES_A_STEP * SIZE) -> Arrays:
-    """Return rows as a store gives them; a third of them ended an episode."""
-    rng = np.random.default_rng(seed)
-    discount = np.where(rng.random(num_rows) < 1 / 3, 0.0, 0.9**3).astype(np.float32)
-    vectors = rng.uniform(-1, 1, (num_rows, DIMENSIONS)).astype(np.float32)
-    return {
-        "observation": rng.standard_normal((num_rows, FEATURES), np.float32),
-        NEXT + "observation": rng.standard_normal((num_rows, FEATURES), np.float32),
-        "action": rng.integers(0, CHOICES, num_rows) if env_spec is DISCRETE else vectors,
-        "reward": 3 * rng.standard_normal(num_rows, np.float32),
-        "discount": discount,
-        IMPORTANCE: rng.uniform(0.1, 1.0, num_rows).astype(np.float32),
-    }
+    rows = vector_rows(num_rows, seed, num_features=FEATURES, num_dimensions=DIMENSIONS)
+    if env_spec is DISCRETE:
+        rows = {**rows, "action": np.random.default_rng(seed).integers(0, CHOICES, num_rows)}
+    return with_outcomes(rows, seed)
 
 
 def masked_rows_of(seed: int) -> Arrays:
-    others = {name: rows_of(DISCRETE, seed)[name] for name in ("reward", "discount", IMPORTANCE)}
-    return {**masked_rows(UPDATES_A_STEP * SIZE, seed), **others}
+    return with_outcomes(masked_rows(UPDATES_A_STEP * SIZE, seed), seed)
 
 
 class Program:
