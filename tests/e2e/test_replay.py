@@ -135,7 +135,7 @@ def test_dqn_with_two_buffer_workers_reaches_its_goal_and_a_deleted_one_keeps_it
     check_ratio(experiment)
 
 
-def test_volumes_of_buffer_workers_outlive_pods_and_suspension_and_go_with_the_role(
+def test_stores_of_buffer_workers_outlive_faults_and_suspension_and_go_with_the_role(
     where: Namespace, hands: Nodes, recovered: Recovered
 ) -> None:
     experiment = begin(
@@ -151,6 +151,9 @@ def test_volumes_of_buffer_workers_outlive_pods_and_suspension_and_go_with_the_r
     kill = partial(hands.kill, victim, sig=signal.SIGKILL)
     faults.make("SIGKILL of buffer with replay", ["buffer"], kill)
     faults.make("deletion of a pod: buffer with replay", ["buffer"], lambda: where.delete("pod", name))
+    for role in ("trainer", "coordinator", "actor"):
+        kill = partial(hands.kill, experiment.pods(role)[-1], sig=signal.SIGKILL)
+        faults.make(f"SIGKILL of {role}, replay in buffer workers", [role], kill)
     assert found_transitions(experiment, name)
     held = claims(experiment)
     assert len(held) == 2
