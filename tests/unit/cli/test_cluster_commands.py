@@ -34,6 +34,12 @@ def called(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments)
 
 
+@pytest.fixture(autouse=True)
+def without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no run of this machine has the experiment's name: after `make run` the clone has one."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_misspelt_experiment_is_named_with_the_nearest(cluster: KubectlStandIn, command: str) -> None:
     cluster.show(RUNNING, OTHER)
