@@ -95,7 +95,7 @@ KINDS: dict[str, tuple[EnvSpec, Any, NetworkOutputs, Callable[[TorchPolicy, int]
     "two groups": (discrete_env_spec(), MlpPolicy, "policy", two_groups_of),
     "dqn": (masked_env_spec(), MlpActionValues, "actionValues", replaying(dqn={"targetPeriod": 3})),
     "sac": (masked_env_spec(), MlpPolicy, "policy", replaying(sac={"critic": CRITIC, "tau": 0.5})),
-    # Each rank draws noise of its own, so there is none.
+    # Two ranks draw other noise than one does, so the target's noise is 0 here.
     "td3": (
         bounded_env_spec("clipped"),
         MlpPolicy,

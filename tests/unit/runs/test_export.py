@@ -265,7 +265,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @pytest.mark.parametrize("statistics", [{}, OF_NUMBERS], ids=["raw", "normalised"])
 def test_an_export_is_checked_on_numbers_that_occur(tmp_path: Path, statistics: Arrays) -> None:
-    """Bounds of the largest float say that there is none. A network's outputs for such numbers are not finite."""
+    """A space with the largest float as its bound has no bound. For such a number a network's outputs are infinite."""
     found = interface(spaces.Box(-LARGEST, LARGEST, (4,), np.float32), spaces.Discrete(3))
     relu = "{mlp: {hiddenSizes: [16], activation: relu}}"
     run = stored_run(tmp_path, "wide", (PPO, relu, "", found, statistics))
