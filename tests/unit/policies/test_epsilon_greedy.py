@@ -141,7 +141,8 @@ def test_draws_and_log_probabilities_follow_the_distribution(kind: str, exponent
 
 
 def raw_values(policy: TorchPolicy, observation: Arrays) -> np.ndarray:
-    return policy.network_output([RolloutRequest(observation=observation)])
+    values, _ = policy.network_output([RolloutRequest(observation=observation)])
+    return values
 
 
 @pytest.mark.parametrize("epsilon", [None, 0.0, 0.2])

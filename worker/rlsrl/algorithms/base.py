@@ -37,7 +37,8 @@ LEARNING_RATE = "learning_rate"
 INDEX = "index"
 """A key of every schedule: [K, M] int64, the batch rows of each of K minibatches of M rows."""
 WEIGHT = "weight"
-"""A key of every schedule: [K, M] float32, above 0 where the row of ``INDEX`` is a transition, else 0."""
+"""A key of every schedule: [K, M] float32, above 0 where the row of ``INDEX`` is a transition, else 0. Where rows are
+sequences of L steps: [K, M, L], for each step."""
 ERRORS = "errors"
 """A key of one loss's metrics, for draws by priority: the errors of the minibatch's rows, [M]. It is no metric."""
 
@@ -52,11 +53,12 @@ class Batch:
     """The rows that this rank trains on in one step."""
 
     rows: Tensors
-    """Inputs of the loss, one row for each step of a lane: each [T * B, ...]."""
+    """Inputs of the loss, one row for each step of a lane, each [T * B, ...]; or one for each sequence of L steps, each
+    [T / L * B, ...]."""
     schedule_inputs: Arrays
-    """Inputs of ``Algorithm.schedule``, which the loss does not read: each [T * B]."""
+    """Inputs of ``Algorithm.schedule``, which the loss does not read: one entry for each row."""
     num_transitions: int
-    """Rows that are transitions."""
+    """Steps that are transitions."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics known before training, over all ranks."""
 
@@ -127,6 +129,11 @@ class Algorithm(ABC):
         PURE, as losses are. The caller may evaluate some rows at a time.
         """
         return {}
+
+    @property
+    def compiles_evaluation(self) -> bool:
+        """Whether ``evaluate`` may be compiled: unrolled over whole rollouts, its graph would be large."""
+        return True
 
     @abstractmethod
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:

@@ -220,7 +220,7 @@ class Learner:
             num_transitions=batch.num_transitions,
             trained_rows=trained,
             errors=_errors(batch, schedule, all_metrics, taken),
-            num_untrained=0 if trained is None else batch.num_transitions - trained.size,
+            num_untrained=0 if trained is None else batch.num_transitions - _num_transitions(schedule, trained),
             metrics={**counts, **settings, **batch.metrics, **self._means(all_metrics, all_norms, taken)},
         )
 
@@ -238,7 +238,10 @@ class Learner:
             Exception: see ``Steps.compile``.
         """
         normalized, _ = copy.deepcopy(self._normalizer).step(slots, one_rank)
-        evaluate = evaluated_in_parts(compiled_evaluation(self._algorithm.evaluate, self._device))
+        evaluate = self._algorithm.evaluate
+        if self._algorithm.compiles_evaluation:
+            evaluate = compiled_evaluation(evaluate, self._device)
+        evaluate = evaluated_in_parts(evaluate)
         batch = self._algorithm.prepare(self._params, normalized, one_rank, evaluate)
         schedule = self._algorithm.schedule(batch, np.random.default_rng(0), one_rank)
         example = next(self._inputs(batch, schedule, self._settings()))
@@ -413,10 +416,24 @@ def _scalar(value: float) -> NDArray[np.float32]:
 
 
 def _trained_rows(schedule: Tensors, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the rows of transitions that are in at least one minibatch taken."""
+    """Return the rows with transitions that are in at least one minibatch taken."""
     index, weight = (to_host(schedule[name])[taken] for name in (INDEX, WEIGHT))
-    rows: NDArray[np.int64] = np.unique(index[weight > 0.0])
+    rows: NDArray[np.int64] = np.unique(index[_num_positive(weight) > 0])
     return rows
+
+
+def _num_transitions(schedule: Tensors, rows: NDArray[np.int64]) -> int:
+    """Return the number of transitions in these rows."""
+    index, weight = (to_host(schedule[name]) for name in (INDEX, WEIGHT))
+    of_rows = np.zeros(index.max(initial=-1) + 1, np.int64)
+    np.maximum.at(of_rows, index, _num_positive(weight))  # a row without transitions has the index of another
+    return int(of_rows[rows].sum())
+
+
+def _num_positive(weight: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return the number of transitions of each row in each minibatch, [K, M]."""
+    positive: NDArray[np.int64] = np.count_nonzero(weight.reshape(*weight.shape[:2], -1), axis=2)
+    return positive
 
 
 def _are_same(tensors: Tensors, others: Tensors) -> bool:

@@ -27,12 +27,13 @@ from rlsrl.algorithms.base import (
     Tensors,
 )
 from rlsrl.algorithms.returns import diagnostics, generalized_advantages
-from rlsrl.algorithms.rows import as_rows, check_divides, frame_rows, minibatches, step_rows
+from rlsrl.algorithms.rows import minibatches
 from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
+from rlsrl.algorithms.sequences import Sequences, rows_of, sequences_of
 from rlsrl.api.spec import PpoSpec
 from rlsrl.data.specs import Arrays
-from rlsrl.policies.device import to_device, to_host
 from rlsrl.policies.distributions import log_prob_and_entropy_for, log_prob_for
+from rlsrl.policies.networks import Heads
 from rlsrl.policies.torch_policy import TorchPolicy
 
 
@@ -48,6 +49,7 @@ def build(settings: PpoSpec, policy: TorchPolicy, num_ranks: int, end: int | Non
         epochs=settings.epochs,
         minibatch_size=settings.minibatch_size // num_ranks,
         normalize_advantages=settings.normalize_advantages,
+        sequences=sequences_of(settings),
     )
 
 
@@ -70,8 +72,8 @@ class Ppo(Algorithm):
     behaviour policy, earlier steps would use up a part of this step's range. Without lag the two are the same policy,
     all weights are 1, and this is the usual objective.
 
-    Rows that are no transitions (``mask``) stay in the batch so that shapes are static. They weigh nothing, and their
-    contents are never read: the schedule replaces their index by that of a transition, with weight 0.
+    Steps that are no transitions (``mask``) stay in the batch so that shapes are static. They weigh nothing. The
+    contents of rows without transitions are never read: the schedule replaces their index by that of another.
     """
 
     def __init__(
@@ -87,11 +89,11 @@ class Ppo(Algorithm):
         epochs: int,
         minibatch_size: int,
         normalize_advantages: bool,
+        sequences: Sequences | None = None,
     ) -> None:
         """Train the network of ``policy``, whose own weights are not used. ``api`` describes the hyperparameters."""
-        self._network = policy.pure
-        self._device = policy.device
-        self._observation = tuple(policy.env_spec.observation)
+        self._rows = rows_of(policy, minibatch_size=minibatch_size, sequences=sequences)
+        self._is_recurrent = policy.pure.is_recurrent
         self._log_prob = log_prob_for(policy.env_spec.action)
         self._log_prob_and_entropy = log_prob_and_entropy_for(policy.env_spec.action)
         self._discount = discount
@@ -101,7 +103,6 @@ class Ppo(Algorithm):
         self._entropy_coefficient = entropy_coefficient
         self._value_coefficient = value_coefficient
         self._epochs = epochs
-        self._minibatch_size = minibatch_size
         self._normalize_advantages = normalize_advantages
 
     @property
@@ -111,16 +112,17 @@ class Ppo(Algorithm):
 
     @override
     def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
-        """Evaluate all T+1 frames in one pass and compute advantages and returns. Rows are the T * B steps, time first.
+        """Evaluate all T+1 frames and compute advantages and returns. Rows are steps or sequences (``Rows``).
 
         Raises:
-            ValueError: the number of rows is no multiple of the minibatch size.
+            ValueError: the number of steps is no multiple of the minibatch size.
         """
         mask = slots["mask"]
-        check_divides(mask, self._minibatch_size)
-        frames = frame_rows(slots, self._observation, self._network, self._device)
+        num_steps = len(mask)
+        self._rows.check(mask)
+        frames = self._rows.frames(slots)
         evaluated = evaluate(params, frames)
-        value = to_host(evaluated["value"]).reshape(mask.shape[0] + 1, -1)
+        value = self._rows.of_frames(evaluated["value"], num_steps)
         advantage, returns = generalized_advantages(
             reward=slots["reward"],
             value=value,
@@ -130,25 +132,32 @@ class Ppo(Algorithm):
             discount=self._discount,
             gae_lambda=self._gae_lambda,
         )
-        rows = dict(step_rows({**frames, **evaluated}, mask.size))
-        rows["return"] = to_device(as_rows(returns), self._device)
-        log_importance = to_host(rows["proximal_log_prob"]).astype(np.float64) - as_rows(slots["behavior_log_prob"])
+        proximal = self._rows.of_frames(evaluated["proximal_log_prob"], num_steps)[:-1]
+        log_importance = proximal.astype(np.float64) - slots["behavior_log_prob"]
+        of_steps = {"mask": mask, "advantage": advantage, "importance": np.exp(log_importance)}
         return Batch(
-            rows=rows,
-            schedule_inputs={
-                "mask": as_rows(mask),
-                "advantage": as_rows(advantage),
-                "importance": np.exp(log_importance),
+            rows={
+                **self._rows.batch_rows(frames, evaluated, num_steps, outputs=("value", "proximal_log_prob")),
+                "return": self._rows.to_device(returns),
             },
+            schedule_inputs={name: self._rows.of_steps(array) for name, array in of_steps.items()},
             num_transitions=int(np.count_nonzero(mask)),
-            metrics=diagnostics(value[:-1][mask], returns[mask], log_importance[as_rows(mask)], reduce),
+            metrics=diagnostics(value[:-1][mask], returns[mask], log_importance[mask], reduce),
         )
 
     @override
     def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:
         """Return ``value`` [N] and the action's ``proximal_log_prob`` [N] for each observation and action."""
-        heads = self._network(params[POLICY], rows)
-        return {"value": heads["value"], "proximal_log_prob": self._log_prob(heads["policy"], rows["action"])}
+
+        def outputs(heads: Heads, steps: Tensors) -> Tensors:
+            return {"value": heads["value"], "proximal_log_prob": self._log_prob(heads["policy"], steps["action"])}
+
+        return self._rows.evaluate(params[POLICY], rows, outputs)
+
+    @property
+    @override
+    def compiles_evaluation(self) -> bool:
+        return not self._is_recurrent
 
     @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
@@ -156,20 +165,22 @@ class Ppo(Algorithm):
 
         ``weight`` [K, M] is 1 / (transitions of the whole minibatch, all ranks) for a transition and 0 otherwise, so a
         weighted sum is this rank's share of the mean. ``advantage`` [K, M] is normalised if the user asks for it, then
-        weighted by importance: min(r A, clip(r) A) w equals min(r A w, clip(r) A w) for every w > 0.
+        weighted by importance: min(r A, clip(r) A) w equals min(r A w, clip(r) A w) for every w > 0. Where rows are
+        sequences, both are [K, M, L].
         """
         mask, advantage = batch.schedule_inputs["mask"], batch.schedule_inputs["advantage"]
-        index, valid = minibatches(mask, rng, passes=self._epochs, size=self._minibatch_size)
-        chosen = np.where(valid, advantage[index], 0.0).astype(np.float64)
+        index, found = minibatches(mask, rng, passes=self._epochs, size=self._rows.minibatch_rows)
+        valid = found.reshape(len(found), -1)  # [K, steps]
+        chosen = np.where(valid, advantage[index].reshape(valid.shape), 0.0).astype(np.float64)
         count, total, squares = reduce(
             np.stack([valid.sum(axis=1), chosen.sum(axis=1), np.square(chosen).sum(axis=1)]).astype(np.float64)
         )[..., np.newaxis]
         if self._normalize_advantages:
             chosen = _normalized(chosen, count, total, squares)
-        chosen *= np.where(valid, batch.schedule_inputs["importance"][index], 0.0)
+        chosen *= np.where(valid, batch.schedule_inputs["importance"][index].reshape(valid.shape), 0.0)
         arrays = {WEIGHT: valid / np.maximum(count, 1.0), "advantage": chosen}
         return {INDEX: torch.from_numpy(index)} | {
-            name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()
+            name: torch.from_numpy(array.reshape(found.shape).astype(np.float32)) for name, array in arrays.items()
         }
 
     @override
@@ -187,8 +198,8 @@ class Ppo(Algorithm):
     def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         """Return policy loss + value_coefficient * value loss - entropy_coefficient * entropy, as weighted sums."""
         del state
+        heads, minibatch = self._rows.heads(params[POLICY], minibatch)
         weight, clip_range = minibatch[WEIGHT], minibatch["clip_range"]
-        heads = self._network(params[POLICY], minibatch)
         log_prob, entropies = self._log_prob_and_entropy(heads["policy"], minibatch["action"])
         log_ratio = log_prob - minibatch["proximal_log_prob"]
         ratio = log_ratio.exp()

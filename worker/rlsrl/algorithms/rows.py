@@ -36,7 +36,7 @@ def frame_rows(slots: Arrays, observation: Iterable[str], network: PureNetwork, 
     The first T * B are the batch's rows. The last B are the frames that the last steps led to, with actions of zeros.
     """
     frames = network.to_preferred_layout({path: to_device(as_rows(slots[path]), device) for path in observation})
-    return {**frames, "action": to_device(as_rows(_actions(slots)), device)}
+    return {**frames, "action": to_device(as_rows(actions_of_frames(slots)), device)}
 
 
 def step_rows(frames: Tensors, num_rows: int) -> Tensors:
@@ -62,13 +62,15 @@ def minibatches(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Cut a new permutation of all rows into minibatches of ``size``, in each of the ``passes``.
 
-    Returns ``(index, valid)``, each [K, size]: the minibatches' rows, and which of them are transitions by ``mask``,
-    [T * B]. The index of others is that of a transition, so that their contents are never read; they weigh nothing.
+    Returns ``(index, valid)``: the minibatches' rows, [K, size], and which of their steps are transitions by ``mask``,
+    [rows] or [rows, steps of a row]. The index of a row without transitions is that of one with some, so that its
+    contents are never read; it weighs nothing.
     """
-    order = np.tile(np.arange(mask.size), (passes, 1))
+    order = np.tile(np.arange(len(mask)), (passes, 1))
     index = rng.permuted(order, axis=1).reshape(-1, size)
     valid = mask[index]
-    index[~valid] = np.argmax(mask)
+    has_some = mask if mask.ndim == 1 else mask.any(axis=1)
+    index[~has_some[index]] = np.argmax(has_some)
     return index, valid
 
 
@@ -77,11 +79,11 @@ def mean_schedule(
 ) -> Tensors:
     """Return the schedule of ``minibatches`` whose weights make weighted sums means over the transitions of all ranks.
 
-    It has ``INDEX`` and ``WEIGHT``, [K, size] each. ``mask`` is [T * B].
+    It has ``INDEX``, [K, size], and ``WEIGHT``, [K, size] or [K, size, steps of a row].
     """
     index, valid = minibatches(mask, rng, passes=passes, size=size)
-    count = reduce(valid.sum(axis=1).astype(np.float64))[:, np.newaxis]
-    weight = (valid / np.maximum(count, 1.0)).astype(np.float32)
+    count = reduce(np.count_nonzero(valid.reshape(len(valid), -1), axis=1).astype(np.float64))
+    weight = (valid / np.maximum(count, 1.0).reshape(-1, *(1,) * (valid.ndim - 1))).astype(np.float32)
     return {INDEX: torch.from_numpy(index), WEIGHT: torch.from_numpy(weight)}
 
 
@@ -131,7 +133,7 @@ def corrected_weights(minibatch: Tensors) -> Tensor:
     return minibatch[WEIGHT] * minibatch[IMPORTANCE] ** minibatch[IMPORTANCE_EXPONENT]
 
 
-def _actions(slots: Arrays) -> NDArray[Any]:
+def actions_of_frames(slots: Arrays) -> NDArray[Any]:
     """Return an action for each frame, [T+1, B, ...]; zeros where none was taken: the slot's value may be invalid."""
     action, mask = slots["action"], slots["mask"]
     of_frames = np.zeros((len(action) + 1, *action.shape[1:]), action.dtype)

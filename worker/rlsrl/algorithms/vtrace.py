@@ -11,12 +11,13 @@ from typing_extensions import override
 
 from rlsrl.algorithms.base import POLICY, WEIGHT, Algorithm, Batch, Evaluate, ParameterGroup, Reduce, Tensors
 from rlsrl.algorithms.returns import Flags, Floats, accumulate_backwards, diagnostics
-from rlsrl.algorithms.rows import as_rows, check_divides, frame_rows, mean_schedule, step_rows
+from rlsrl.algorithms.rows import mean_schedule
 from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
+from rlsrl.algorithms.sequences import rows_of, sequences_of
 from rlsrl.api.spec import VtraceSpec
 from rlsrl.data.specs import Arrays
-from rlsrl.policies.device import to_device, to_host
 from rlsrl.policies.distributions import log_prob_and_entropy_for, log_prob_for
+from rlsrl.policies.networks import Heads
 from rlsrl.policies.torch_policy import TorchPolicy
 
 
@@ -41,13 +42,11 @@ class Vtrace(Algorithm):
         self, policy: TorchPolicy, settings: VtraceSpec, *, minibatch_size: int, entropy_coefficient: Scheduled
     ) -> None:
         """Train the network of ``policy``, whose own weights are not used; ``minibatch_size`` is this rank's share."""
-        self._network = policy.pure
-        self._device = policy.device
-        self._observation = tuple(policy.env_spec.observation)
+        self._rows = rows_of(policy, minibatch_size=minibatch_size, sequences=sequences_of(settings))
+        self._is_recurrent = policy.pure.is_recurrent
         self._log_prob = log_prob_for(policy.env_spec.action)
         self._log_prob_and_entropy = log_prob_and_entropy_for(policy.env_spec.action)
         self._settings = settings
-        self._minibatch_size = minibatch_size
         self._entropy_coefficient = entropy_coefficient
 
     @property
@@ -57,17 +56,18 @@ class Vtrace(Algorithm):
 
     @override
     def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
-        """Evaluate all T+1 frames in one pass and compute targets and advantages. Rows are the T * B steps, time first.
+        """Evaluate all T+1 frames and compute targets and advantages. Rows are steps or sequences (``Rows``).
 
         Raises:
-            ValueError: the number of rows is no multiple of the minibatch size.
+            ValueError: the number of steps is no multiple of the minibatch size.
         """
         mask = slots["mask"]
-        check_divides(mask, self._minibatch_size)
-        frames = frame_rows(slots, self._observation, self._network, self._device)
-        evaluated = {name: to_host(tensor) for name, tensor in evaluate(params, frames).items()}
-        value = evaluated["value"].reshape(mask.shape[0] + 1, -1)
-        log_prob = evaluated["log_prob"].reshape(value.shape)[:-1]
+        num_steps = len(mask)
+        self._rows.check(mask)
+        frames = self._rows.frames(slots)
+        evaluated = evaluate(params, frames)
+        value, of_frames = (self._rows.of_frames(evaluated[name], num_steps) for name in ("value", "log_prob"))
+        log_prob = of_frames[:-1]
         log_importance = log_prob.astype(np.float64) - slots["behavior_log_prob"]
         advantage, target = vtrace_targets(
             reward=slots["reward"],
@@ -84,10 +84,10 @@ class Vtrace(Algorithm):
         computed = {"advantage": advantage, "target": target}
         return Batch(
             rows={
-                **step_rows(frames, mask.size),
-                **{name: to_device(as_rows(array), self._device) for name, array in computed.items()},
+                **self._rows.batch_rows(frames, evaluated, num_steps),
+                **{name: self._rows.to_device(array) for name, array in computed.items()},
             },
-            schedule_inputs={"mask": as_rows(mask)},
+            schedule_inputs={"mask": self._rows.of_steps(mask)},
             num_transitions=int(np.count_nonzero(mask)),
             metrics=diagnostics(value[:-1][mask], target[mask], log_importance[mask], reduce),
         )
@@ -95,13 +95,21 @@ class Vtrace(Algorithm):
     @override
     def evaluate(self, params: Tensors, rows: Tensors) -> Tensors:
         """Return ``value`` [N] and the action's ``log_prob`` [N] for each observation and action."""
-        heads = self._network(params[POLICY], rows)
-        return {"value": heads["value"], "log_prob": self._log_prob(heads["policy"], rows["action"])}
+
+        def outputs(heads: Heads, steps: Tensors) -> Tensors:
+            return {"value": heads["value"], "log_prob": self._log_prob(heads["policy"], steps["action"])}
+
+        return self._rows.evaluate(params[POLICY], rows, outputs)
+
+    @property
+    @override
+    def compiles_evaluation(self) -> bool:
+        return not self._is_recurrent
 
     @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
         """Cut a permutation of all rows into minibatches; each transition weighs 1 / (transitions of all ranks)."""
-        return mean_schedule(batch.schedule_inputs["mask"], rng, reduce, passes=1, size=self._minibatch_size)
+        return mean_schedule(batch.schedule_inputs["mask"], rng, reduce, passes=1, size=self._rows.minibatch_rows)
 
     @override
     def coefficients(self, env_steps: int) -> Mapping[str, float]:
@@ -114,8 +122,8 @@ class Vtrace(Algorithm):
     def loss(self, params: Tensors, state: Tensors, minibatch: Tensors) -> tuple[Tensor, Tensors]:
         """Return policy loss + value_coefficient * value loss - entropy_coefficient * entropy, as weighted sums."""
         del state
+        heads, minibatch = self._rows.heads(params[POLICY], minibatch)
         weight = minibatch[WEIGHT]
-        heads = self._network(params[POLICY], minibatch)
         log_prob, entropies = self._log_prob_and_entropy(heads["policy"], minibatch["action"])
         policy_loss = -torch.dot(log_prob * minibatch["advantage"], weight)
         value_loss = 0.5 * torch.dot((heads["value"] - minibatch["target"]).square(), weight)

@@ -401,6 +401,8 @@ class BufferConfig(RoleConfig):
 
     environment: WorkerEnvironment
     """The environment. The worker makes one instance to learn its spaces and closes it."""
+    network: Network
+    """The network, whose recurrent state slots carry."""
     rollout_length: PositiveInteger
     """T: steps of a slot."""
     lanes_per_slot: PositiveInteger

@@ -245,6 +245,7 @@ def buffer_config(context: ResolutionContext) -> BufferConfig:
         **context.common,
         serves_at=placement.streams_serve_at,
         environment=context.environment,
+        network=spec.policy.network,
         rollout_length=spec.actors.rollout_length,
         lanes_per_slot=max(spec.actors.rollout_environments),
         has_discounted_return=spec.algorithm.chosen.normalize_rewards,

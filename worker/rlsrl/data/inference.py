@@ -53,19 +53,38 @@ def batch_observations(requests: Sequence[RolloutRequest]) -> Arrays:
 
     The arrays of a single request are returned as they are.
     """
-    if len(requests) == 1:
-        return requests[0].observation
-    return {
-        path: np.concatenate([request.observation[path] for request in requests]) for path in requests[0].observation
-    }
+    return _joined([request.observation for request in requests])
+
+
+def batch_states(requests: Sequence[RolloutRequest]) -> Arrays:
+    """Concatenate the recurrent states of all requests, as ``batch_observations`` does."""
+    return _joined([request.state for request in requests])
+
+
+def _joined(parts: Sequence[Arrays]) -> Arrays:
+    if len(parts) == 1:
+        return parts[0]
+    return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
 
 
 def split_results(
-    requests: Sequence[RolloutRequest], distribution: NDArray[np.float32], version: Version
+    requests: Sequence[RolloutRequest], distribution: NDArray[np.float32], version: Version, state: Arrays | None = None
 ) -> list[RolloutResult]:
-    """Return each request's part of ``distribution`` [sum of N, A], which was computed from ``batch_observations``."""
+    """Return each request's part of what was computed from ``batch_observations`` and ``batch_states``.
+
+    ``distribution`` is [sum of N, A], and each array of ``state`` [sum of N, ...]; None without recurrent state.
+    """
     ends = accumulate((request.num_lanes for request in requests), initial=0)
-    return [RolloutResult(distribution=distribution[a:b], version=version) for a, b in pairwise(ends)]
+    if not state:
+        return [RolloutResult(distribution=distribution[a:b], version=version) for a, b in pairwise(ends)]
+    return [
+        RolloutResult(
+            distribution=distribution[a:b],
+            state={name: array[a:b] for name, array in state.items()},
+            version=version,
+        )
+        for a, b in pairwise(ends)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.data.slots import Slot, rollout_layout
-from rlsrl.data.specs import ActionSpec, EnvSpec
+from rlsrl.data.slots import Slot, rollout_layout, state_field
+from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
 
 
-def empty_slot(env_spec: EnvSpec, *, num_steps: int, num_lanes: int) -> Slot:
-    """Return a slot of zeros with its own memory."""
-    layout = rollout_layout(env_spec, num_steps=num_steps, num_lanes=num_lanes)
+def empty_slot(
+    env_spec: EnvSpec, *, num_steps: int, num_lanes: int, state: Mapping[str, ArraySpec] | None = None
+) -> Slot:
+    """Return a slot of zeros with its own memory, with a recurrent state of that spec."""
+    layout = rollout_layout(env_spec, num_steps=num_steps, num_lanes=num_lanes, state=state)
     return Slot(arrays=layout.view(bytearray(layout.nbytes)))
 
 
 def random_slot(
-    env_spec: EnvSpec, *, num_steps: int, num_lanes: int, rng: np.random.Generator, end_probability: float = 0.1
+    env_spec: EnvSpec,
+    *,
+    num_steps: int,
+    num_lanes: int,
+    rng: np.random.Generator,
+    end_probability: float = 0.1,
+    state: Mapping[str, ArraySpec] | None = None,
 ) -> Slot:
-    """Return a slot of random observations, actions and rewards, with ends as in NEXT_STEP autoreset."""
-    slot = empty_slot(env_spec, num_steps=num_steps, num_lanes=num_lanes)
+    """Return a slot of random observations, actions, rewards and states, with ends as in NEXT_STEP autoreset."""
+    slot = empty_slot(env_spec, num_steps=num_steps, num_lanes=num_lanes, state=state)
     arrays, shape = slot.arrays, (num_steps, num_lanes)
     for path in env_spec.observation:
         array, spec = arrays[path], env_spec.observation[path]
@@ -35,6 +44,8 @@ def random_slot(
     arrays["action"][...] = random_actions(env_spec.action, arrays["action"].shape, rng)
     arrays["behavior_log_prob"][...] = np.log(rng.uniform(0.2, 0.8, shape))
     arrays["reward"][...] = rng.standard_normal(shape)
+    for name in state or ():
+        arrays[state_field(name)][...] = 0.5 * rng.standard_normal(arrays[state_field(name)].shape)
     fill_ends(slot, rng=rng, end_probability=end_probability)
     return slot
 

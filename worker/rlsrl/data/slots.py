@@ -130,6 +130,19 @@ def _axes(value: Any) -> Axes:
     return value  # type: ignore[no-any-return]
 
 
+_STATE = "state/"
+
+
+def state_field(name: str) -> str:
+    """Return the field of the recurrent state of that name."""
+    return f"{_STATE}{name}"
+
+
+def is_state_field(name: str) -> bool:
+    """Return whether a field of a slot is one of recurrent state, whose axes are lanes."""
+    return name.startswith(_STATE)
+
+
 def rollout_layout(
     env: EnvSpec,
     *,
@@ -151,7 +164,7 @@ def rollout_layout(
         ``episode_info/...``: values of ``info`` under the keys ``episode_info``, where an episode is reported. NaN:
             there is no finite value. Elsewhere undefined.
         ``version_attempt``, ``version_step``: of the weights that chose the step's actions.
-        ``state/...``: the recurrent state with which each lane began.
+        ``state/...``: the recurrent state with which each lane acted in frame 0.
         ``discounted_return``: of the lane's episode so far; only if ``discounted_return`` is true.
     """
     fields = {name: FieldSpec(axes="frames", array=spec) for name, spec in env.observation.items()}
@@ -171,7 +184,7 @@ def rollout_layout(
     fields |= {name: FieldSpec(axes="steps", array=spec) for name, spec in per_step.items()}
     version = ArraySpec(shape=(), dtype="int64")
     fields |= {name: FieldSpec(axes="clock", array=version) for name in ("version_attempt", "version_step")}
-    fields |= {f"state/{name}": FieldSpec(axes="lanes", array=spec) for name, spec in (state or {}).items()}
+    fields |= {state_field(name): FieldSpec(axes="lanes", array=spec) for name, spec in (state or {}).items()}
     return SlotLayout(num_steps=num_steps, num_lanes=num_lanes, fields=fields)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.api.spec import VectorActions
+from rlsrl.api.spec import Network, VectorActions
 
 Arrays = Mapping[str, NDArray[Any]]
 """Arrays by path, for example ``{"observation": ..., "reward": ...}``."""
@@ -230,6 +230,11 @@ class EnvSpec:
         """Read what ``to_json`` wrote."""
         observation = {str(path): ArraySpec.from_json(spec) for path, spec in value["observation"].items()}
         return cls(observation=observation, action=ActionSpec.from_json(value["action"]))
+
+
+def state_specs(network: Network) -> dict[str, ArraySpec]:
+    """Return the spec of a network's recurrent state by name, per lane; empty for a network without."""
+    return {name: ArraySpec(shape=shape, dtype="float32") for name, shape in network.state_shapes.items()}
 
 
 def digest(value: Any) -> str:

@@ -36,6 +36,9 @@ class ActingPolicy(Protocol):
     def act(self, observation: Any, *, deterministic: bool = True) -> Any:
         """Return the action for an observation."""
 
+    def restart(self) -> None:
+        """Forget what was observed: the next observation is the first of an episode."""
+
 
 class EnvironmentCaller(Protocol):
     """Makes the calls of an environment: ``on_board``, for example."""
@@ -134,6 +137,7 @@ def episode_frames(
     size = None
     for seed in seeds:
         observation, _ = call("reset", seed=seed)
+        policy.restart()
         total, has_ended, steps = 0.0, False, 0
         while True:
             frame = _checked(call("render"))

@@ -15,6 +15,7 @@ import structlog
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from rlsrl.data.slots import is_state_field
 from rlsrl.data.specs import Arrays, EnvSpec
 from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.faults import EnvironmentFaults
@@ -221,8 +222,12 @@ class ThreadedVectorEnv(VectorEnv):
 
 
 def lane_of(arrays: Arrays, lane: int) -> dict[str, NDArray[Any]]:
-    """Return views of one lane: the arrays of a slot that has only this lane."""
-    return {name: array[:, lane : lane + 1] for name, array in arrays.items() if array.ndim > 1}
+    """Return views of one lane: the arrays of a slot that has only this lane, without those of all lanes together."""
+    return {
+        name: array[lane : lane + 1] if is_state_field(name) else array[:, lane : lane + 1]
+        for name, array in arrays.items()
+        if array.ndim > 1
+    }
 
 
 class _Progress:

@@ -9,7 +9,7 @@ numpy only.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,15 +18,18 @@ from typing_extensions import override
 
 from rlsrl.data.inference import RolloutRequest, RolloutResult
 from rlsrl.data.slots import Slot
-from rlsrl.data.specs import EnvSpec
+from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.exported import ExportedActor
+from rlsrl.policies.lane_states import LaneStates
 from rlsrl.policies.sampling import AS_DISTRIBUTED, Exploration, sampler_for
 
 
 class Policy(ABC):
     """Maps observations to action distributions with the weights last loaded. One thread uses it."""
 
+    state: Mapping[str, ArraySpec]
+    """The spec of its recurrent state by name, per lane; empty for a policy without memory."""
     is_quick: bool
     """Whether ``predict`` takes less time than it takes to hand requests over to another thread."""
 
@@ -40,7 +43,10 @@ class Policy(ABC):
 
     @abstractmethod
     def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
-        """Return one result per request, in order, from one evaluation of all their lanes together."""
+        """Return one result per request, in order, from one evaluation of all their lanes together.
+
+        With a recurrent state each request has the state of its lanes, and each result their next one.
+        """
 
     @abstractmethod
     def export(self) -> ExportedActor | None:
@@ -65,7 +71,10 @@ class RolloutActor(Protocol):
         """
 
     def finish(self) -> None:
-        """Write ``behavior_log_prob`` of all steps. The slot is complete afterwards."""
+        """Write ``behavior_log_prob`` of all steps. The slot is complete afterwards.
+
+        A policy with memory needs this call before the next slot begins: it reads the slot's ``mask``.
+        """
 
 
 class LocalActor(RolloutActor, Protocol):
@@ -81,6 +90,9 @@ class LocalActor(RolloutActor, Protocol):
     @override
     def act(self, step: int) -> NDArray[Any]:
         """Return the actions of that step: never None."""
+
+    def restart(self) -> None:
+        """Forget what was observed: the first frame of the next slot begins an episode in each lane."""
 
 
 class DistributionActor:
@@ -98,35 +110,43 @@ class DistributionActor:
         rng: np.random.Generator,
         greedy: bool = False,
         exploration: Exploration = AS_DISTRIBUTED,
+        state: Mapping[str, ArraySpec] | None = None,
     ) -> None:
         """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
 
         ``greedy``: take the most probable action, as evaluation does. ``exploration``: see ``Exploration``.
+        ``state``: the spec of the policy's recurrent state by name, per lane; None: it has none.
         """
         self._paths = list(env_spec.observation)
+        self._states = LaneStates(state or {}, num_lanes)
         self._sampler = sampler_for(
             env_spec.action, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy, exploration=exploration
         )
 
     def begin(self, slot: Slot) -> None:
-        """Start on a slot: draw noise for all its steps."""
+        """Start on a slot: draw noise for all its steps, and write the lanes' states."""
         self._arrays, self._min_version = slot.arrays, slot.min_version
         self._sampler.begin()
+        self._states.begin(slot.arrays)
 
     def finish(self) -> None:
-        """Write ``behavior_log_prob`` of all steps."""
+        """Write ``behavior_log_prob`` of all steps, and keep the lanes' states for the next slot."""
+        self._states.forget(self._arrays["mask"][-1])
         self._sampler.log_probs(self._arrays["action"], self._arrays["behavior_log_prob"])
 
     def _request(self, step: int) -> RolloutRequest:
         """Return the request for that step. Its arrays are the slot's own."""
         arrays = self._arrays
         observation = {path: arrays[path][step] for path in self._paths}
-        return RolloutRequest(observation=observation, min_version=self._min_version)
+        if step:
+            self._states.forget(arrays["mask"][step - 1])
+        return RolloutRequest(observation=observation, state=self._states.arrays, min_version=self._min_version)
 
     def _choose(self, step: int, result: RolloutResult) -> NDArray[Any]:
         """Draw the actions of that step: write ``action[step]`` and its version, and return ``action[step]``."""
         arrays = self._arrays
         arrays["version_attempt"][step], arrays["version_step"][step] = result.version
+        self._states.take(result.state)
         self._sampler.parameters[step] = result.distribution.T
         actions: NDArray[Any] = arrays["action"][step]
         self._sampler.choose(step, actions)
@@ -152,7 +172,14 @@ class PolicyActor(DistributionActor, LocalActor):
     ) -> None:
         """Act by ``policy``; the other arguments are those of ``DistributionActor``."""
         DistributionActor.__init__(
-            self, env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=greedy, exploration=exploration
+            self,
+            env_spec,
+            num_steps=num_steps,
+            num_lanes=num_lanes,
+            rng=rng,
+            greedy=greedy,
+            exploration=exploration,
+            state=policy.state,
         )
         self._policy = policy
 
@@ -164,3 +191,7 @@ class PolicyActor(DistributionActor, LocalActor):
     def act(self, step: int) -> NDArray[Any]:
         (result,) = self._policy.predict([self._request(step)])
         return self._choose(step, result)
+
+    @override
+    def restart(self) -> None:
+        self._states.restart()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rlsrl.api.spec import NetworkOutputs
 from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.device import CPU
-from rlsrl.policies.masked import MaskedNetwork
+from rlsrl.policies.masked import masked_network
 from rlsrl.policies.networks import (
     ACTION_VALUES_HEAD,
     HEADS,
@@ -21,6 +21,7 @@ from rlsrl.policies.networks import (
     VALUE_HEAD,
     acting_head,
     num_choices,
+    state_shapes_of,
 )
 from rlsrl.runtime.errors import ConfigurationError
 
@@ -68,7 +69,7 @@ def build_network(
         _check_method_names(network, name)
         network.to(device)
         _try(network, unmasked, name, device, outputs=outputs)
-    return network if mask is None else MaskedNetwork(network, mask)
+    return network if mask is None else masked_network(network, mask)
 
 
 @contextmanager
@@ -95,15 +96,22 @@ def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device,
         path: torch.zeros((PROBE_LANES, *spec.shape), dtype=getattr(torch, spec.dtype), device=device)
         for path, spec in env_spec.observation.items()
     }
+    shapes_of_state = state_shapes_of(network)
+    state = {name: torch.zeros((PROBE_LANES, *shape), device=device) for name, shape in shapes_of_state.items()}
     try:
         with torch.no_grad():
-            heads = network(observation)
+            heads, state = network(observation, state) if state else (network(observation), {})
     except Exception as error:
         shapes = {path: tuple(tensor.shape) for path, tensor in observation.items()}
         raise ConfigurationError(
             f"the network of {name} raised {type(error).__name__} for observations of shape {shapes} ({device}): "
             f"{error}"
         ) from error
+    found_shapes = {name: tuple(tensor.shape[1:]) for name, tensor in state.items()}
+    if found_shapes != {name: tuple(shape) for name, shape in shapes_of_state.items()}:
+        raise ConfigurationError(
+            f"the network of {name} returns a state of shapes {found_shapes}; its state_shapes are {shapes_of_state}"
+        )
     needed = HEADS[outputs]
     if ACTION_VALUES_HEAD in needed:
         num_choices(env_spec)

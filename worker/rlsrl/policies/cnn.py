@@ -30,14 +30,13 @@ SMALLEST_IMAGE = 36
 """The least height and width: the last convolution has one output place then."""
 
 
-class NatureCnn(nn.Module, ABC):
-    """Heads on one body: convolutions 32 x 8 / 4, 64 x 4 / 2 and 64 x 3 / 1, then a dense layer.
+class NatureCnn(nn.Module):
+    """Convolutions 32 x 8 / 4, 64 x 4 / 2 and 64 x 3 / 1, then a dense layer.
 
     Takes one image, [C, H, W] uint8 (stacked frames are its channels), and scales it to [0, 1]. Orthogonal weights
     (gain sqrt(2)) and zero biases, as CleanRL's ``ppo_atari.py``.
 
-    With ``precision="bfloat16"`` the body computes in bfloat16 (autocast: its weights stay float32). The heads compute
-    in float32 from its features.
+    With ``precision="bfloat16"`` they compute in bfloat16 (autocast: their weights stay float32).
     """
 
     def __init__(
@@ -51,6 +50,7 @@ class NatureCnn(nn.Module, ABC):
         super().__init__()
         self._path, channels, height, width = _image(env_spec)
         self._in_bfloat16 = precision == "bfloat16"
+        self.num_features = hidden_size
         root = math.sqrt(2)
         self.body = nn.Sequential(
             orthogonal(nn.Conv2d(channels, 32, 8, stride=4), root),
@@ -64,23 +64,12 @@ class NatureCnn(nn.Module, ABC):
             nn.ReLU(),
         )
 
-    @abstractmethod
-    def of_actions(self, features: Tensor) -> Tensor:
-        """Return the head that is needed to act, [N, A], for features [N, hidden_size]."""
-
     def features(self, observation: Observation) -> Tensor:
         """Return the body's outputs, [N, hidden_size] float32."""
         image = self._image(observation, torch.bfloat16 if self._in_bfloat16 else torch.float32)
         with torch.autocast(image.device.type, torch.bfloat16, enabled=self._in_bfloat16):
             features: Tensor = self.body(image)
         return features.float()
-
-    def prepared_actor(self) -> Callable[[Observation], Tensor]:
-        """Return the actor. In bfloat16 it casts the body's weights once: autocast would cast them at each call."""
-        body, dtype = self.body, torch.float32
-        if self._in_bfloat16:
-            body, dtype = copy.deepcopy(self.body).bfloat16(), torch.bfloat16
-        return lambda observation: self.of_actions(body(self._image(observation, dtype)).float())
 
     def to_preferred_layout(self, observation: Observation) -> Observation:
         """Return the image with its channels last in memory: reading it takes a fifth of the time."""
@@ -92,7 +81,31 @@ class NatureCnn(nn.Module, ABC):
         return observation[self._path].to(dtype, memory_format=torch.channels_last).div_(255.0)
 
 
-class NatureCnnPolicy(NatureCnn):
+class CnnEncoder(NatureCnn):
+    """The body as the encoder of a recurrent network."""
+
+    @override
+    def forward(self, observation: Observation) -> Tensor:
+        """Return the body's outputs, [N, num_features]."""
+        return self.features(observation)
+
+
+class CnnHeads(NatureCnn, ABC):
+    """Heads on one body. They compute in float32 from its features."""
+
+    @abstractmethod
+    def of_actions(self, features: Tensor) -> Tensor:
+        """Return the head that is needed to act, [N, A], for features [N, hidden_size]."""
+
+    def prepared_actor(self) -> Callable[[Observation], Tensor]:
+        """Return the actor. In bfloat16 it casts the body's weights once: autocast would cast them at each call."""
+        body, dtype = self.body, torch.float32
+        if self._in_bfloat16:
+            body, dtype = copy.deepcopy(self.body).bfloat16(), torch.bfloat16
+        return lambda observation: self.of_actions(body(self._image(observation, dtype)).float())
+
+
+class NatureCnnPolicy(CnnHeads):
     """Logits and means of actions on the body; gain 0.01 before them.
 
     The deviations of ``gaussian`` actions are parameters that do not depend on the observation, those of ``squashed``
@@ -135,7 +148,7 @@ class NatureCnnActorCritic(NatureCnnPolicy):
         return {POLICY_HEAD: self.of_actions(features), VALUE_HEAD: self.critic(features).squeeze(-1)}
 
 
-class NatureCnnActionValues(NatureCnn):
+class NatureCnnActionValues(CnnHeads):
     """The value of each action on the body; gain 1 before the values. Options as of ``MlpActionValues``."""
 
     def __init__(

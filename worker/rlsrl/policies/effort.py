@@ -76,11 +76,16 @@ def network_effort(policy: TorchPolicy, *, critic: CriticSpec | None = None) -> 
     }
     vector = torch.from_numpy(policy.parameters(INITIAL).vector.copy())
     with ProductCounter(_ROWS) as counter, torch.no_grad():
-        policy.pure(vector, observation)
+        if policy.state:
+            state = {name: torch.zeros((_ROWS, *spec.shape)) for name, spec in policy.state.items()}
+            frames = {path: array.unsqueeze(0) for path, array in observation.items()}
+            policy.pure.unroll(vector, frames, state, torch.zeros((1, _ROWS), dtype=torch.bool))
+        else:
+            policy.pure(vector, observation)
     products = counter.products
     forward = sum(product.macs for product in products)
     exported = policy.export()
-    dense = None if exported is None else sum(layer.in_size * layer.out_size for layer in exported.layers)
+    dense = None if exported is None else sum(layer.macs for layer in exported.layers)
     return NetworkEffort(
         num_weights=vector.numel(),
         products=products,

@@ -16,6 +16,7 @@ from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.exploration import UNIFORM
 from rlsrl.policies.exported import (
     MASKED_LOGIT,
+    NUM_GATES,
     Activation,
     CategoricalHead,
     ClippedHead,
@@ -24,6 +25,8 @@ from rlsrl.policies.exported import (
     GaussianHead,
     Head,
     JointHead,
+    RecurrentKind,
+    RecurrentLayer,
     SquashedHead,
 )
 from rlsrl.policies.flat import FlatLayout
@@ -42,8 +45,8 @@ class NetworkPolicy(Protocol):
     def load(self, parameters: Parameters) -> None:
         """Evaluate with these weights: see ``Policy.load``."""
 
-    def network_output(self, requests: Sequence[RolloutRequest]) -> NDArray[np.float32]:
-        """Return what the network says of actions, [N, A], for all lanes of the requests."""
+    def network_output(self, requests: Sequence[RolloutRequest]) -> tuple[NDArray[np.float32], Arrays]:
+        """Return what the network says of actions, [N, A], for all lanes of the requests, and their next states."""
 
 
 class ExportMismatch(RuntimeError):
@@ -75,6 +78,71 @@ def export_dense(
     Raises:
         ValueError: the tower has a module of another kind or in another place, or ``log_std`` does not exist.
     """
+    hidden, last = _dense_layers(tower, name, layout)
+    if last is None:
+        raise ValueError(f"{name} must end with the nn.Linear whose outputs are the logits or means")
+    last_layer = _dense_layer(*last, _last_activation(action), layout, means_of=quantiles)
+    return ExportedActor(
+        layout=layout.digest,
+        num_parameters=layout.num_parameters,
+        observation=dict(observation),
+        layers=(*hidden, last_layer),
+        head=CategoricalHead(num_actions=last_layer.out_size, is_values=True)
+        if is_values
+        else _head(last_layer.out_size, log_std, layout, action),
+    )
+
+
+def export_recurrent(
+    hidden: nn.Sequential,
+    kind: RecurrentKind,
+    last: nn.Linear,
+    *,
+    names: tuple[str, str, str],
+    layout: FlatLayout,
+    observation: Mapping[str, ArraySpec],
+    log_std: str | None = None,
+    action: ActionSpec | None = None,
+    is_values: bool = False,
+) -> ExportedActor:
+    """Export hidden layers, a recurrent layer with the parameters of ``nn.GRUCell`` or ``nn.LSTMCell``, and a last one.
+
+    ``hidden`` consists of layers as those of ``export_dense``, each with its activation; it may be empty. ``names`` are
+    those of the three in their network. The other arguments are those of ``export_dense``.
+
+    Raises:
+        ValueError: a module of another kind or in another place, a missing parameter, or ``log_std`` does not exist.
+    """
+    of_hidden, name, of_last = names
+    layers, dangling = _dense_layers(hidden, of_hidden, layout)
+    if dangling is not None:
+        raise ValueError(f"{of_hidden} must end with an activation")
+    parameters = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    if missing := [each for each in parameters if f"{name}.{each}" not in layout.shapes]:
+        raise ValueError(f"{name} has no {missing}; a recurrent layer has {parameters}")
+    num_rows, in_size = layout.shapes[f"{name}.weight_ih"]
+    recurrent = RecurrentLayer(
+        kind=kind,
+        name=name,
+        in_size=in_size,
+        size=num_rows // NUM_GATES[kind],
+        **{each: layout.offsets[f"{name}.{each}"] for each in parameters},
+    )
+    return ExportedActor(
+        layout=layout.digest,
+        num_parameters=layout.num_parameters,
+        observation=dict(observation),
+        layers=(*layers, recurrent, _dense_layer(of_last, last, _last_activation(action), layout)),
+        head=CategoricalHead(num_actions=last.out_features, is_values=True)
+        if is_values
+        else _head(last.out_features, log_std, layout, action),
+    )
+
+
+def _dense_layers(
+    tower: nn.Sequential, name: str, layout: FlatLayout
+) -> tuple[list[DenseLayer], tuple[str, nn.Linear] | None]:
+    """Return the layers of a tower that have an activation, and the one behind them that has none, if there is one."""
     layers: list[DenseLayer] = []
     pending: tuple[str, nn.Linear] | None = None
     norm: str | None = None
@@ -92,19 +160,14 @@ def export_dense(
                 f"{name}.{index} is {module}; export takes nn.Linear with nn.Tanh or nn.ReLU between, and nn.LayerNorm "
                 "before these"
             )
-    if pending is None or norm is not None:
-        raise ValueError(f"{name} must end with the nn.Linear whose outputs are the logits or means")
+    if norm is not None:
+        raise ValueError(f"{norm} is an nn.LayerNorm; {name} must end with an nn.Linear or an activation")
+    return layers, pending
+
+
+def _last_activation(action: ActionSpec | None) -> Activation:
     is_clipped = action is not None and any(part.kind == "clipped" for part in action.parts)
-    layers.append(_dense_layer(*pending, "tanh" if is_clipped else "identity", layout, means_of=quantiles))
-    return ExportedActor(
-        layout=layout.digest,
-        num_parameters=layout.num_parameters,
-        observation=dict(observation),
-        layers=tuple(layers),
-        head=CategoricalHead(num_actions=layers[-1].out_size, is_values=True)
-        if is_values
-        else _head(layers[-1].out_size, log_std, layout, action),
-    )
+    return "tanh" if is_clipped else "identity"
 
 
 def _check_norm(name: str, module: nn.LayerNorm, size: int) -> None:
@@ -159,7 +222,7 @@ def _dense_layer(
 
 
 def check_export(policy: NetworkPolicy, exported: ExportedActor, parameters: Parameters) -> None:
-    """Compare a policy with its exported actor on random observations. A trainer does so at its start.
+    """Compare a policy with its exported actor on random observations and states. A trainer does so at its start.
 
     Values of actions are compared but for their mean: which action is chosen depends on their differences alone.
 
@@ -171,12 +234,13 @@ def check_export(policy: NetworkPolicy, exported: ExportedActor, parameters: Par
     parameters = replace(parameters, statistics=statistics)
     policy.load(parameters)
     observation, mask = _random_observation(exported.observation), _random_mask(exported)
-    request = RolloutRequest(observation={**observation, **mask})
+    states = _random_observation(exported.state)
+    request = RolloutRequest(observation={**observation, **mask}, state=states)
     head = replace(exported.head, is_values=False) if isinstance(exported.head, CategoricalHead) else exported.head
     numpy_policy = NumpyPolicy(replace(exported, head=head))
     numpy_policy.load(parameters)
     (by_export,) = numpy_policy.predict([request])
-    expected = policy.network_output([request])
+    expected, state = policy.network_output([request])
     found = by_export.distribution[:, : expected.shape[1]]  # deviations of the version are no outputs of the network
     # The logits of illegal actions are equal in both. Without this they would be the largest outputs by far.
     legal = (expected != MASKED_LOGIT) | (found != MASKED_LOGIT)
@@ -184,10 +248,16 @@ def check_export(policy: NetworkPolicy, exported: ExportedActor, parameters: Par
     largest = float(np.abs(expected).max())  # of the values themselves: so large is their rounding
     if head != exported.head:
         expected, found = (_without_mean(values, legal) for values in (expected, found))
+    _check_close("outputs", found, expected, largest)
+    for name, array in state.items():
+        _check_close(f"state {name!r}", by_export.state[name], array, float(np.abs(array).max()))
+
+
+def _check_close(what: str, found: NDArray[np.float32], expected: NDArray[np.float32], largest: float) -> None:
     difference = float(np.abs(found - expected).max())
     if not difference <= CHECK_TOLERANCE * largest:
         raise ExportMismatch(
-            f"the exported actor's outputs differ from the network's by up to {difference:.3g}; the largest output is "
+            f"the exported actor's {what} differ from the network's by up to {difference:.3g}; the largest is "
             f"{largest:.3g}. Check that the network's export_actor() covers all of its forward()"
         )
 

@@ -1,4 +1,4 @@
-"""The torch-free form of an actor: which dense layers of the flat parameter vector it consists of. numpy only.
+"""The torch-free form of an actor: which layers of the flat parameter vector it consists of. numpy only.
 
 A trainer exports its actor network once as an ``ExportedActor`` and publishes it beside the weights. Actors, policy
 workers and evaluators evaluate it with a few matrix products (``numpy_policy``). At these sizes that is several times
@@ -26,6 +26,7 @@ LOG_STD_RANGE = (-20.0, 2.0)
 actor-critic."""
 
 Activation = Literal["identity", "tanh", "relu"]
+RecurrentKind = Literal["gru", "lstm"]
 Floats = NDArray[np.float32]
 
 
@@ -71,6 +72,83 @@ class DenseLayer:
         """One past the last place of the flat vector that the layer reads."""
         norm_end = 0 if self.norm_offset is None else self.norm_offset + 2 * self.out_size
         return max(self.weight_offset + self.num_rows * self.in_size, self.bias_offset + self.num_rows, norm_end)
+
+    def fault(self, num_parameters: int) -> str | None:
+        """Return what is wrong with the layer in a vector of that length, or None."""
+        places = (self.weight_offset, self.bias_offset, self.norm_offset or 0, self.out_size, self.means_of - 1)
+        if min(places) < 0 or self.end > num_parameters:
+            return f"layer {self.name!r} reads outside the {num_parameters} parameters"
+        if self.activation not in ACTIVATIONS:
+            return f"layer {self.name!r}: activation {self.activation!r} is not one of {[*ACTIVATIONS]}"
+        return None
+
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds for one observation."""
+        return self.in_size * self.out_size
+
+
+NUM_GATES: Mapping[RecurrentKind, int] = {"gru": 3, "lstm": 4}
+"""Rows of a recurrent layer's weights for each of its units."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecurrentLayer:
+    """A recurrent layer with the parameters of ``nn.GRUCell`` or ``nn.LSTMCell``, row by row in the flat vector.
+
+    ``weight_ih`` [gates * size, in_size], ``weight_hh`` [gates * size, size], ``bias_ih`` and ``bias_hh`` [gates *
+    size] begin at the places of these names. Its output is its state ``hidden``.
+    """
+
+    kind: RecurrentKind
+    name: str
+    """The layer's name in its network, for error texts."""
+    in_size: int
+    size: int
+    weight_ih: int
+    weight_hh: int
+    bias_ih: int
+    bias_hh: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the weights, and biases of each kind."""
+        return NUM_GATES[self.kind] * self.size
+
+    @property
+    def out_size(self) -> int:
+        """Its outputs."""
+        return self.size
+
+    @property
+    def end(self) -> int:
+        """One past the last place of the flat vector that the layer reads."""
+        return max(
+            self.weight_ih + self.num_rows * self.in_size,
+            self.weight_hh + self.num_rows * self.size,
+            max(self.bias_ih, self.bias_hh) + self.num_rows,
+        )
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds for one observation."""
+        return self.num_rows * (self.in_size + self.size)
+
+    @property
+    def state(self) -> dict[str, ArraySpec]:
+        """The layer's state by name, per lane."""
+        names = ("hidden", "cell") if self.kind == "lstm" else ("hidden",)
+        return dict.fromkeys(names, ArraySpec(shape=(self.size,), dtype="float32"))
+
+    def fault(self, num_parameters: int) -> str | None:
+        """Return what is wrong with the layer in a vector of that length, or None."""
+        if self.kind not in NUM_GATES:
+            return f"layer {self.name!r}: kind {self.kind!r} is not one of {[*NUM_GATES]}"
+        places = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh, self.size - 1)
+        if min(places) < 0 or self.end > num_parameters:
+            return f"layer {self.name!r} reads outside the {num_parameters} parameters"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,8 +325,8 @@ class ExportedActor:
     observation: Mapping[str, ArraySpec]
     """Observation arrays by path, without a mask. Each array is flattened, standardised if the version has statistics
     for it, and cast to float32; categories become one-hot. Then all are concatenated in this order."""
-    layers: tuple[DenseLayer, ...]
-    """From input to output; each layer takes the outputs of the one before."""
+    layers: tuple[DenseLayer | RecurrentLayer, ...]
+    """From input to output; each layer takes the outputs of the one before. At most one is recurrent, not the last."""
     head: Head
     """What the last layer's outputs mean."""
 
@@ -257,26 +335,28 @@ class ExportedActor:
         for layer in self.layers:
             if layer.in_size != size:
                 raise ValueError(f"layer {layer.name!r} takes {layer.in_size} inputs and would get {size}")
-            places = (
-                layer.weight_offset,
-                layer.bias_offset,
-                layer.norm_offset or 0,
-                layer.out_size,
-                layer.means_of - 1,
-            )
-            if min(places) < 0 or layer.end > self.num_parameters:
-                raise ValueError(f"layer {layer.name!r} reads outside the {self.num_parameters} parameters")
-            if layer.activation not in ACTIVATIONS:
-                raise ValueError(
-                    f"layer {layer.name!r}: activation {layer.activation!r} is not one of {[*ACTIVATIONS]}"
-                )
+            if (fault := layer.fault(self.num_parameters)) is not None:
+                raise ValueError(fault)
             size = layer.out_size
         if not self.layers or size != self.head.num_outputs:
             raise ValueError(f"the layers give {size} outputs; the {self.head.kind} head takes {self.head.num_outputs}")
+        recurrent = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
+        if len(recurrent) > 1 or self.layers[-1] in recurrent:
+            raise ValueError(f"layers {[layer.name for layer in recurrent]}: one may be recurrent, and not the last")
         if isinstance(self.head, GaussianHead | JointHead):
             log_std = self.head.log_std
             if not 0 <= log_std.start <= log_std.stop <= self.num_parameters:
                 raise ValueError(f"the {self.head.kind} head reads outside the {self.num_parameters} parameters")
+
+    @property
+    def recurrent(self) -> RecurrentLayer | None:
+        """The recurrent layer, if there is one."""
+        return next((layer for layer in self.layers if isinstance(layer, RecurrentLayer)), None)
+
+    @property
+    def state(self) -> dict[str, ArraySpec]:
+        """The recurrent state by name, per lane; empty without a recurrent layer."""
+        return {} if self.recurrent is None else self.recurrent.state
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON value that ``from_json`` reads back."""
@@ -284,7 +364,7 @@ class ExportedActor:
             "layout": self.layout,
             "num_parameters": self.num_parameters,
             "observation": [[path, spec.to_json()] for path, spec in self.observation.items()],
-            "layers": [{name: getattr(layer, name) for name in DenseLayer.__slots__} for layer in self.layers],
+            "layers": [{name: getattr(layer, name) for name in layer.__slots__} for layer in self.layers],
             "head": _head_to_json(self.head),
         }
 
@@ -299,7 +379,7 @@ class ExportedActor:
             layout=str(value["layout"]),
             num_parameters=int(value["num_parameters"]),
             observation={str(path): ArraySpec.from_json(spec) for path, spec in value["observation"]},
-            layers=tuple(DenseLayer(**layer) for layer in value["layers"]),
+            layers=tuple(RecurrentLayer(**each) if "kind" in each else DenseLayer(**each) for each in value["layers"]),
             head=_head_from_json(value["head"]),
         )
 

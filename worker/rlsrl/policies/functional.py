@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from torch import Tensor, nn
 
 from rlsrl.policies.flat import FlatLayout
-from rlsrl.policies.networks import Heads, Observation, PreferredLayoutNetwork
+from rlsrl.policies.networks import (
+    Heads,
+    Observation,
+    PreferredLayoutNetwork,
+    RecurrentNetwork,
+    State,
+    unrolled,
+)
+
+_Found = TypeVar("_Found")
 
 
 class PureNetwork:
@@ -27,15 +39,27 @@ class PureNetwork:
             if parameter is not None
         ]
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the network remembers: then ``unroll`` evaluates it, and it cannot be called."""
+        return isinstance(self._network, RecurrentNetwork)
+
     def __call__(self, vector: Tensor, observation: Observation) -> Heads:
         """Evaluate the network with these parameters, [num_parameters]. Gradients flow into the vector."""
+        return self._with(vector, lambda network: network(observation))
+
+    def unroll(self, vector: Tensor, observation: Observation, state: State, is_first: Tensor) -> tuple[Heads, State]:
+        """Evaluate a recurrent network with these parameters on frames in order: see ``networks.unrolled``."""
+        return self._with(vector, lambda network: unrolled(network, observation, state, is_first))
+
+    def _with(self, vector: Tensor, evaluate: Callable[[nn.Module], _Found]) -> _Found:
+        """Return what ``evaluate`` does while the vector's parts stand in for the network's parameters."""
         parts = self.layout.split(vector)
         own = [holder[name] for holder, name, _ in self._places]
         try:
             for holder, name, place in self._places:
                 holder[name] = parts[place]  # type: ignore[assignment]  # a view stands in for the nn.Parameter
-            heads: Heads = self._network(observation)
-            return heads
+            return evaluate(self._network)
         finally:
             for (holder, name, _), parameter in zip(self._places, own, strict=True):
                 holder[name] = parameter

@@ -22,6 +22,7 @@ from rlsrl.data.specs import EnvSpec
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import RolloutActor
+from rlsrl.policies.lane_states import LaneStates
 from rlsrl.policies.sampling import AS_DISTRIBUTED, Exploration, Sampler, sampler_for
 
 
@@ -90,16 +91,20 @@ class LaneRequests:
 class RequestingLane(RolloutActor):
     """Chooses the actions of one lane of a ``RequestingLanes``. One thread uses it at a time."""
 
-    def __init__(self, lanes: RequestingLanes, lane: int, requests: LaneRequests, sampler: Sampler) -> None:
+    def __init__(
+        self, lanes: RequestingLanes, lane: int, requests: LaneRequests, sampler: Sampler, states: LaneStates
+    ) -> None:
         self._lanes = lanes
         self._lane = lane
         self._requests = requests
         self._sampler = sampler
+        self._states = states
 
     @override
     def begin(self, slot: Slot) -> None:
         """Start on a slot. The caller has drawn the noise."""
         self._arrays = slot.arrays
+        self._states.begin(slot.arrays)
 
     @override
     def act(self, step: int) -> NDArray[Any]:
@@ -110,8 +115,13 @@ class RequestingLane(RolloutActor):
         """
         arrays, lanes = self._arrays, self._lanes
         observation = {path: arrays[path][step] for path in lanes.paths}
-        request = RolloutRequest(observation=observation, min_version=lanes.min_version)
+        if step:
+            self._states.forget(arrays["mask"][step - 1])
+        request = RolloutRequest(
+            observation=observation, state=self._states.arrays, min_version=lanes.min_version
+        )
         result = self._requests.ask(LaneRequest(self._lane, lanes.number, request))
+        self._states.take(result.state)
         lanes.note_version(step, result.version)
         self._sampler.parameters[step] = result.distribution.T
         actions: NDArray[Any] = arrays["action"][step]
@@ -120,7 +130,8 @@ class RequestingLane(RolloutActor):
 
     @override
     def finish(self) -> None:
-        """Do nothing: ``RequestingLanes.finish`` writes the log-probabilities of all lanes."""
+        """Keep the lane's state for the next slot. ``RequestingLanes.finish`` writes the log-probabilities of all."""
+        self._states.forget(self._arrays["mask"][-1])
 
 
 class RequestingLanes:
@@ -140,10 +151,13 @@ class RequestingLanes:
         rng: np.random.Generator,
         load: Callable[[Parameters], None] = lambda _: None,
         exploration: Exploration = AS_DISTRIBUTED,
+        states: Sequence[LaneStates] | None = None,
     ) -> None:
         """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
 
         ``exploration``: see ``Exploration``.
+        ``states``: the recurrent state of each lane, shared by the lanes that fill slots in turn with these. By default
+        there is none.
         ``load`` makes the policy that answers these lanes use new weights. The requests carry ``number``.
         """
         self.load = load
@@ -157,7 +171,10 @@ class RequestingLanes:
             env_spec.action, num_steps=num_steps, num_lanes=num_lanes, rng=rng, greedy=False, exploration=exploration
         )
         self._samplers = [self._sampler.of_lane(lane) for lane in range(num_lanes)]
-        self.lanes = tuple(RequestingLane(self, lane, requests, sampler) for lane, sampler in enumerate(self._samplers))
+        kept = states if states is not None else [LaneStates({}, 1)] * num_lanes
+        self.lanes = tuple(
+            RequestingLane(self, lane, requests, sampler, kept[lane]) for lane, sampler in enumerate(self._samplers)
+        )
         """By number of the lane."""
         self._lock = threading.Lock()
         self._oldest: list[Version | None] = [None] * num_steps

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from rlsrl.api.spec import NetworkOutputs
+from rlsrl.api.spec import NetworkOutputs, Recurrent
 from rlsrl.data.specs import EnvSpec
+from rlsrl.policies.exported import NUM_GATES
+
+Shapes = dict[str, tuple[int, ...]]
 
 
 def mlp_shapes(
@@ -17,23 +20,47 @@ def mlp_shapes(
     layer_norm: bool = False,
     dueling: bool = False,
     quantiles: int = 1,
+    recurrent: Recurrent | None = None,
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the ``mlp`` network with these outputs by name, in order: those of its ``FlatLayout``."""
     action = env_spec.action
     num_features = sum(spec.num_features for spec in env_spec.unmasked.observation.values())
     num_deviations = action.num_constant_deviations
-    shapes: dict[str, tuple[int, ...]] = {"log_std": (num_deviations,)} if num_deviations else {}
+    shapes: Shapes = {"log_std": (num_deviations,)} if num_deviations else {}
     has_values = outputs == "actionValues"
     towers = [("q", action.num_outputs * quantiles) if has_values else ("actor", action.num_layer_outputs)]
     if outputs == "policyAndValue":
         towers.append(("critic", 1))
     if dueling:
         towers.append(("value", quantiles))
-    stride = 3 if layer_norm else 2  # an activation stands between two layers, and maybe a normalisation
-    for tower, num_outputs in towers:
-        for number, (num_inputs, num_units) in enumerate(pairwise([num_features, *hidden_sizes, num_outputs])):
-            layer, norm = (f"{tower}.{stride * number + place}" for place in (0, 1))
-            shapes |= {f"{layer}.weight": (num_units, num_inputs), f"{layer}.bias": (num_units,)}
-            if layer_norm and number < len(hidden_sizes):
-                shapes |= {f"{norm}.weight": (num_units,), f"{norm}.bias": (num_units,)}
+    if recurrent is not None:
+        shapes |= _dense_shapes("encoder.layers", [num_features, *hidden_sizes], norms=layer_norm)
+        shapes |= _recurrent_shapes("recurrent", recurrent, hidden_sizes[-1])
+        for head, num_outputs in towers:
+            shapes |= {f"{head}.weight": (num_outputs, recurrent.size), f"{head}.bias": (num_outputs,)}
+    else:
+        for tower, num_outputs in towers:
+            shapes |= _dense_shapes(tower, [num_features, *hidden_sizes], norms=layer_norm, num_outputs=num_outputs)
     return shapes if action.mask is None else {f"network.{name}": shape for name, shape in shapes.items()}
+
+
+def _dense_shapes(tower: str, sizes: Sequence[int], *, norms: bool, num_outputs: int | None = None) -> Shapes:
+    """Return the shapes of hidden layers, and of a last one with ``num_outputs``."""
+    shapes: Shapes = {}
+    stride = 3 if norms else 2  # an activation stands between two layers, and maybe a normalisation
+    for number, (num_inputs, num_units) in enumerate(pairwise([*sizes, *(() if num_outputs is None else [num_outputs])])):
+        layer, norm = (f"{tower}.{stride * number + place}" for place in (0, 1))
+        shapes |= {f"{layer}.weight": (num_units, num_inputs), f"{layer}.bias": (num_units,)}
+        if norms and number < len(sizes) - 1:
+            shapes |= {f"{norm}.weight": (num_units,), f"{norm}.bias": (num_units,)}
+    return shapes
+
+
+def _recurrent_shapes(name: str, recurrent: Recurrent, num_inputs: int) -> Shapes:
+    rows = NUM_GATES[recurrent.kind] * recurrent.size
+    return {
+        f"{name}.weight_ih": (rows, num_inputs),
+        f"{name}.weight_hh": (rows, recurrent.size),
+        f"{name}.bias_ih": (rows,),
+        f"{name}.bias_hh": (rows,),
+    }

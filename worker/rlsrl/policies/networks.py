@@ -26,6 +26,8 @@ Observation = Mapping[str, Tensor]
 """Observation arrays by path, each [N, *shape]: ``"observation"``, or ``"observation/<key>"`` for a Dict or Tuple."""
 Heads = Mapping[str, Tensor]
 """A network's outputs by the names of its heads."""
+State = Mapping[str, Tensor]
+"""The recurrent state by name, each [N, *shape] float32."""
 
 POLICY_HEAD, VALUE_HEAD, ACTION_VALUES_HEAD, QUANTILES_HEAD = "policy", "value", "q", "quantiles"
 HEADS: Mapping[NetworkOutputs, tuple[str, ...]] = {
@@ -60,6 +62,65 @@ class PolicyNetwork(Protocol):
         The network may be on a GPU. Make constants buffers (``register_buffer(..., persistent=False)``), which move
         with it. Make new tensors on the observations' device.
         """
+
+
+@runtime_checkable
+class RecurrentNetwork(Protocol):
+    """The protocol of networks that remember: an ``nn.Module`` with these members in place of ``PolicyNetwork``'s."""
+
+    state_shapes: Mapping[str, tuple[int, ...]]
+    """The shapes of one environment's state, by name. Episodes begin with zeros."""
+
+    def forward(self, observation: Observation, state: State) -> tuple[Heads, State]:
+        """Return the heads for the observations of N environments, and the state with which the next ones are seen.
+
+        Heads and purity are those of ``PolicyNetwork.forward``.
+        """
+
+
+@runtime_checkable
+class UnrolledNetwork(Protocol):
+    """A recurrent network that evaluates many frames in less time than one after the other. Optional."""
+
+    def unroll(self, observation: Observation, state: State, is_first: Tensor) -> tuple[Heads, State]:
+        """Do what ``unrolled`` does."""
+
+
+def unrolled(network: nn.Module, observation: Observation, state: State, is_first: Tensor) -> tuple[Heads, State]:
+    """Return a recurrent network's heads for L frames of N environments, and the state after each frame.
+
+    Args:
+        network: A ``RecurrentNetwork``.
+        observation: By path, each [L, N, *shape].
+        state: Before the first frame, by name, each [N, *shape].
+        is_first: Whether the frame is the first of an episode, [L, N] bool: it is seen with a state of zeros.
+
+    Returns:
+        The heads, each [L, N, ...], and the states, each [L, N, *shape].
+    """
+    if isinstance(network, UnrolledNetwork):
+        return network.unroll(observation, state, is_first)
+    heads, states = [], []
+    for step in range(len(is_first)):
+        known = {name: without(array, is_first[step]) for name, array in state.items()}
+        found, state = network({path: frames[step] for path, frames in observation.items()}, known)
+        heads.append(found)
+        states.append(state)
+    return _stacked(heads), _stacked(states)
+
+
+def without(state: Tensor, is_first: Tensor) -> Tensor:
+    """Return the state, [N, *shape], with zeros for the environments that begin an episode, [N] bool."""
+    return state.masked_fill(is_first.reshape(-1, *(1,) * (state.dim() - 1)), 0.0)
+
+
+def _stacked(found: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([each[name] for each in found]) for name in found[0]}
+
+
+def state_shapes_of(network: nn.Module) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of a network's recurrent state, by name; empty for one without."""
+    return network.state_shapes if isinstance(network, RecurrentNetwork) else {}
 
 
 def acting_head(heads: Heads) -> str:
@@ -286,12 +347,21 @@ class FlattenObservation(nn.Module):
 def _tower(
     sizes: Sequence[int], num_outputs: int, activation: str, *, head_gain: float, layer_norm: bool
 ) -> nn.Sequential:
+    hidden = hidden_layers(sizes, activation, layer_norm=layer_norm)
+    return nn.Sequential(*hidden, orthogonal(nn.Linear(sizes[-1], num_outputs), head_gain))
+
+
+def hidden_layers(sizes: Sequence[int], activation: str, *, layer_norm: bool) -> list[nn.Module]:
+    """Return dense layers between those numbers of units, each with its activation, and maybe a norm before it.
+
+    Their weights are orthogonal with gain sqrt(2).
+    """
     layers: list[nn.Module] = []
     for num_inputs, num_units in pairwise(sizes):
         norm = [nn.LayerNorm(num_units)] if layer_norm else []
         linear = orthogonal(nn.Linear(num_inputs, num_units), math.sqrt(2))
         layers += [linear, *norm, ACTIVATION_MODULES[activation]()]
-    return nn.Sequential(*layers, orthogonal(nn.Linear(sizes[-1], num_outputs), head_gain))
+    return layers
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from rlsrl.data.inference import RolloutRequest, RolloutResult, batch_observations, split_results
+from rlsrl.data.inference import (
+    RolloutRequest,
+    RolloutResult,
+    batch_observations,
+    batch_states,
+    split_results,
+)
 from rlsrl.data.slots import Slot
+from rlsrl.data.specs import Arrays
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import LocalActor, Policy, RolloutActor
@@ -22,14 +30,18 @@ from rlsrl.policies.exported import (
     MASKED_LOGIT,
     CategoricalHead,
     ClippedHead,
+    DenseLayer,
     ExportedActor,
     Floats,
     GaussianHead,
     Head,
     JointHead,
     LayoutMismatch,
+    RecurrentLayer,
 )
+from rlsrl.policies.lane_states import LaneStates
 from rlsrl.policies.normalization import Standardization
+from rlsrl.policies.numpy_recurrence import RecurrentStep, RecurrentWeights
 from rlsrl.policies.one_hot import OneHot
 from rlsrl.policies.sampling import AS_DISTRIBUTED, Exploration, Sampler, make_sampler
 
@@ -37,6 +49,10 @@ NORM_EPSILON = 1e-5
 """Added to the variance in a layer normalisation, as ``nn.LayerNorm`` does by default."""
 MAX_SIZES = 64
 """Batch sizes whose memory is kept. Actors of one kind request in few sizes."""
+
+
+_Hidden = tuple[Floats, Floats, Floats | None, Callable[..., Any] | None, tuple[Floats, Floats] | None]
+"""Of a dense layer: [W, b], inputs, outputs, activation, and (gain, shift) of its normalisation."""
 
 
 class DenseWeights:
@@ -49,15 +65,17 @@ class DenseWeights:
         self.exported = exported
         self.version: Version | None = None
         """The version that is loaded; None before the first ``load``."""
-        self.layers: Sequence[Floats] = [
-            np.zeros((layer.out_size, layer.in_size + 1), np.float32) for layer in exported.layers
-        ]
-        """[W, b] of each layer, [out_size, in_size + 1]. ``load`` refills these arrays in place."""
+        dense = [layer for layer in exported.layers if isinstance(layer, DenseLayer)]
+        self._dense = dense
+        self.layers: Sequence[Floats] = [np.zeros((layer.out_size, layer.in_size + 1), np.float32) for layer in dense]
+        """[W, b] of each dense layer, [out_size, in_size + 1]. ``load`` refills these arrays in place."""
+        self.recurrent = None if exported.recurrent is None else RecurrentWeights(exported.recurrent)
+        """Those of the recurrent layer, if there is one."""
         self.norms: Sequence[tuple[Floats, Floats] | None] = [
             None
             if layer.norm_offset is None
             else (np.zeros((layer.out_size, 1), np.float32), np.zeros((layer.out_size, 1), np.float32))
-            for layer in exported.layers
+            for layer in dense
         ]
         """(gain, shift), each [out_size, 1], of each layer that is normalised. ``load`` refills them in place."""
         self.epsilon = 0.0
@@ -82,7 +100,9 @@ class DenseWeights:
                 f"weights of layout {parameters.layout} ({vector.size} values) do not fit the exported actor's "
                 f"{exported.layout} ({exported.num_parameters})"
             )
-        for layer, weight, norm in zip(exported.layers, self.layers, self.norms, strict=True):
+        if self.recurrent is not None:
+            self.recurrent.load(vector)
+        for layer, weight, norm in zip(self._dense, self.layers, self.norms, strict=True):
             begin, size, of = layer.weight_offset, layer.num_rows * layer.in_size, layer.means_of
             rows = vector[begin : begin + size].reshape(layer.out_size, of, layer.in_size)
             biases = vector[layer.bias_offset : layer.bias_offset + layer.num_rows].reshape(layer.out_size, of)
@@ -114,16 +134,31 @@ class DenseStack:
         exported = weights.exported
         self._product = product
         self._weights = weights
-        inputs = [np.ones((layer.in_size + 1, num_lanes), np.float32) for layer in exported.layers]
+        recurrent = None if weights.recurrent is None else RecurrentStep(weights.recurrent, num_lanes)
+        self.state: Mapping[str, Floats] = {} if recurrent is None else recurrent.state
+        """The recurrent state by name, [size, N]: that before the next ``forward``. Callers write it in place."""
+        inputs = [
+            recurrent.joint
+            if recurrent is not None and isinstance(layer, RecurrentLayer)
+            else np.ones((layer.in_size + 1, num_lanes), np.float32)
+            for layer in exported.layers
+        ]
+        features = [_features(rows, layer) for rows, layer in zip(inputs, exported.layers, strict=True)]
         ends = np.cumsum([spec.num_features for spec in exported.observation.values()])
-        self._observation: list[Floats] = np.split(inputs[0][:-1], ends[:-1])
+        self._observation: list[Floats] = np.split(features[0], ends[:-1])
         """The input rows of each observation path."""
         encodings = [OneHot.of(spec) for spec in exported.observation.values()]
         self._one_hots = [None if each is None else (each.entries, each.values[:, np.newaxis]) for each in encodings]
-        activations = [ACTIVATIONS[layer.activation] for layer in exported.layers]
-        outputs = [following[:-1] for following in inputs[1:]]
-        *hidden, self._last = zip(weights.layers, inputs, [*outputs, None], activations, weights.norms, strict=True)
-        self._hidden = hidden
+        place = _place_of_recurrent(exported)
+        outputs = [*features[1:], None]
+        self._recurrent = None
+        if recurrent is not None:
+            assert (output := outputs[place]) is not None, "the recurrent layer is not the last"
+            self._recurrent = partial(recurrent.forward, out=output, product=product)
+            del inputs[place], outputs[place]
+        activations = [ACTIVATIONS[layer.activation] for layer in exported.layers if isinstance(layer, DenseLayer)]
+        *hidden, self._last = zip(weights.layers, inputs, outputs, activations, weights.norms, strict=True)
+        self._hidden, self._behind = hidden[:place], hidden[place:]
         self._has_values = isinstance(exported.head, CategoricalHead) and exported.head.is_values
         self._parts = exported.head.parts
         self._num_outputs = exported.head.num_outputs
@@ -146,12 +181,10 @@ class DenseStack:
                 np.equal(values[one_hot[0]], one_hot[1], out=rows)
             else:
                 rows[...] = values
-        for weight, inputs, outputs, activate, norm in self._hidden:
-            product(weight, inputs, out=outputs)
-            if norm is not None and outputs is not None:
-                _normalize(outputs, *norm)
-            if activate is not None:
-                activate(outputs, out=outputs)
+        _apply(self._hidden, product)
+        if self._recurrent is not None:
+            self._recurrent()
+            _apply(self._behind, product)
         weight, inputs, _, activate, _ = self._last
         scatter = self._scatter
         outputs = out[: self._num_outputs] if self._has_deviations else out
@@ -171,6 +204,27 @@ class DenseStack:
             values_to_logits(out, self._weights.epsilon)
         if self._weights.is_uniform:
             make_uniform(out, self._parts)
+
+
+def _apply(layers: Sequence[_Hidden], product: Callable[..., Any]) -> None:
+    """Compute the outputs of dense layers, one after the other."""
+    for weight, inputs, outputs, activate, norm in layers:
+        product(weight, inputs, out=outputs)
+        if norm is not None and outputs is not None:
+            _normalize(outputs, *norm)
+        if activate is not None:
+            activate(outputs, out=outputs)
+
+
+def _place_of_recurrent(exported: ExportedActor) -> int:
+    """Return the place of the recurrent layer, or of the last layer without one."""
+    recurrent = exported.recurrent
+    return exported.layers.index(recurrent) if recurrent is not None else len(exported.layers) - 1
+
+
+def _features(inputs: Floats, layer: DenseLayer | RecurrentLayer) -> Floats:
+    """Return the rows of a layer's inputs that the layer before it computes."""
+    return inputs[-1 - layer.in_size : -1]
 
 
 def _normalize(outputs: Floats, gain: Floats, shift: Floats) -> None:
@@ -215,6 +269,7 @@ class NumpyPolicy(Policy):
 
     def __init__(self, exported: ExportedActor) -> None:
         self._exported = exported
+        self.state = exported.state
         self._weights = DenseWeights(exported)
         self._stacks: dict[int, DenseStack] = {}
         """By number of lanes."""
@@ -232,8 +287,12 @@ class NumpyPolicy(Policy):
         features = [observation[path].reshape(num_lanes, -1).T for path in exported.observation]
         mask = None if exported.head.mask is None else observation[exported.head.mask].T
         distribution = np.empty((exported.head.distribution_size, num_lanes), np.float32)
-        self._stack(num_lanes).forward(features, distribution, mask)
-        return split_results(requests, np.ascontiguousarray(distribution.T), version)
+        stack = self._stack(num_lanes)
+        if stack.state:
+            set_state(stack.state, batch_states(requests))
+        stack.forward(features, distribution, mask)
+        state = {name: np.ascontiguousarray(rows.T) for name, rows in stack.state.items()}
+        return split_results(requests, np.ascontiguousarray(distribution.T), version, state)
 
     def _stack(self, num_lanes: int) -> DenseStack:
         if num_lanes not in self._stacks:
@@ -247,26 +306,41 @@ class NumpyPolicy(Policy):
         return self._exported
 
 
+def set_state(rows: Mapping[str, Floats], state: Arrays) -> None:
+    """Write states, each [N, size], to the rows of a stack, each [size, N]."""
+    for name, array in rows.items():
+        array[...] = state[name].T
+
+
 class NumpyLane(RolloutActor):
     """Chooses the actions of one lane of a ``NumpyLanes``. One thread uses it at a time."""
 
-    def __init__(self, stack: DenseStack, exported: ExportedActor, sampler: Sampler) -> None:
+    def __init__(self, stack: DenseStack, exported: ExportedActor, sampler: Sampler, states: LaneStates) -> None:
+        """``states``: the lane's, between slots."""
         self._stack = stack
         self._exported = exported
         self._sampler = sampler
+        self._states = states
+        self._is_recurrent = bool(states)
         self._distributions = list(sampler.parameters)
 
     @override
     def begin(self, slot: Slot) -> None:
         """Start on a slot. The caller has drawn the noise."""
+        if self._is_recurrent:
+            self._states.begin(slot.arrays)
+            set_state(self._stack.state, self._states.arrays)
         arrays, mask = slot.arrays, self._exported.head.mask
         self._frames = [_feature_major(arrays[path]) for path in self._exported.observation]
         self._masks = [None] * len(arrays["mask"]) if mask is None else list(_feature_major(arrays[mask]))
         self._actions = arrays["action"]
+        self._steps_mask = arrays["mask"]
 
     @override
     def act(self, step: int) -> NDArray[Any]:
         """Return the actions of that step, and write them; ``NumpyLanes.begin`` has written the version."""
+        if self._is_recurrent and step:
+            self._forget(self._steps_mask[step - 1])
         self._stack.forward([frames[step] for frames in self._frames], self._distributions[step], self._masks[step])
         actions: NDArray[Any] = self._actions[step]
         self._sampler.choose(step, actions)
@@ -274,7 +348,16 @@ class NumpyLane(RolloutActor):
 
     @override
     def finish(self) -> None:
-        """Do nothing: ``NumpyLanes.finish`` writes the log-probabilities of all lanes."""
+        """Keep the lanes' states for the next slot. ``NumpyLanes.finish`` writes the log-probabilities of all lanes."""
+        if self._is_recurrent:
+            self._states.take({name: rows.T for name, rows in self._stack.state.items()})
+            self._states.forget(self._steps_mask[-1])
+
+    def _forget(self, mask: NDArray[np.bool_]) -> None:
+        """Zero the states of lanes whose last step, by its ``mask`` [N], led to the first frame of an episode."""
+        if not mask.all():
+            for rows in self._stack.state.values():
+                rows[:, ~mask] = 0.0
 
 
 class NumpyActor(NumpyLane, LocalActor):
@@ -306,7 +389,9 @@ class NumpyActor(NumpyLane, LocalActor):
             greedy=greedy,
             exploration=exploration,
         )
-        super().__init__(DenseStack(self._weights, num_lanes), exported, sampler)
+        super().__init__(
+            DenseStack(self._weights, num_lanes), exported, sampler, LaneStates(exported.state, num_lanes)
+        )
         self._written: Version | None = None
         """The version in the slot's rows from the next step on; None before its first step."""
 
@@ -331,6 +416,8 @@ class NumpyActor(NumpyLane, LocalActor):
         if (version := self._weights.version) is not self._written:
             assert version is not None, "begin() has checked"
             self._attempts[step:], self._steps[step:] = self._written = version
+        if self._is_recurrent and step:
+            self._forget(self._steps_mask[step - 1])
         self._stack.forward([frames[step] for frames in self._frames], self._distributions[step], self._masks[step])
         actions: NDArray[Any] = self._actions[step]
         self._sampler.choose(step, actions)
@@ -338,7 +425,12 @@ class NumpyActor(NumpyLane, LocalActor):
 
     @override
     def finish(self) -> None:
+        super().finish()
         self._sampler.log_probs(self._actions, self._log_probs)
+
+    @override
+    def restart(self) -> None:
+        self._states.restart()
 
 
 class NumpyLanes(NumpyActor):
@@ -356,14 +448,22 @@ class NumpyLanes(NumpyActor):
         num_lanes: int,
         rng: np.random.Generator,
         exploration: Exploration = AS_DISTRIBUTED,
+        states: Sequence[LaneStates] | None = None,
     ) -> None:
-        """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes: see ``NumpyActor``."""
+        """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes: see ``NumpyActor``.
+
+        ``states``: by lane, those of the actors that fill slots in turn with these. By default new ones.
+        """
         super().__init__(exported, num_steps=num_steps, num_lanes=num_lanes, rng=rng, exploration=exploration)
+        self.states = states if states is not None else [LaneStates(exported.state, 1) for _ in range(num_lanes)]
+        """By lane."""
+        self._is_recurrent = False  # here: the lanes keep the states
         self._samplers = [self._sampler.of_lane(lane) for lane in range(num_lanes)]
         # matmul keeps the interpreter lock, dot releases it. Other threads wait for the lock: passing it on takes
         # longer than the product of one lane.
         self.lanes = tuple(
-            NumpyLane(DenseStack(self._weights, 1, product=np.matmul), exported, sampler) for sampler in self._samplers
+            NumpyLane(DenseStack(self._weights, 1, product=np.matmul), exported, sampler, states)
+            for sampler, states in zip(self._samplers, self.states, strict=True)
         )
         """By number of the lane."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from rlsrl.data.inference import RolloutRequest, RolloutResult
 from rlsrl.data.slots import Slot
-from rlsrl.data.specs import EnvSpec
+from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.policies.acting import DistributionActor, RolloutActor
 from rlsrl.policies.sampling import AS_DISTRIBUTED, Exploration
@@ -121,9 +121,12 @@ class RemoteActor(DistributionActor, RolloutActor):
         num_lanes: int,
         rng: np.random.Generator,
         exploration: Exploration = AS_DISTRIBUTED,
+        state: Mapping[str, ArraySpec] | None = None,
     ) -> None:
         """Act for the group of that number; the other arguments are those of ``DistributionActor``."""
-        super().__init__(env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng, exploration=exploration)
+        super().__init__(
+            env_spec, num_steps=num_steps, num_lanes=num_lanes, rng=rng, exploration=exploration, state=state
+        )
         self.group = group
         """The number of the group that goes on when the answer comes."""
         self._policy = policy

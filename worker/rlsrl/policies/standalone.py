@@ -1,6 +1,6 @@
 """A version's policy as one torch module, from raw observations to the most probable actions of the action space.
 
-Programs without rlsrl act with it once it is written as a torch program or an ONNX graph.
+A policy that remembers takes its state beside the observations, and returns the next one beside the actions. Programs without rlsrl act with it once it is written as a torch program or an ONNX graph.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from typing_extensions import override
 
+from rlsrl.data.slots import state_field
 from rlsrl.data.specs import ActionPart, Arrays, EnvSpec
 from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.envs.spaces import action_leaves
-from rlsrl.policies.networks import Observation, acting_head
+from rlsrl.policies.networks import Observation, acting_head, state_shapes_of
 from rlsrl.policies.normalization import CLIP_RANGE, Standardization, standardizations
 
 
@@ -37,6 +38,7 @@ class StandalonePolicy(nn.Module):
         found = standardizations(statistics, spec.observation)
         self._places = {path: place for place, path in enumerate(found)}
         self.normalizations = nn.ModuleList(Normalization(each) for each in found.values())
+        self._state = tuple(state_shapes_of(network))
         self._parts = spec.action.parts
         is_scaled = interface.vector_actions != "gaussian"
         leaves = action_leaves(interface.action_space)
@@ -48,20 +50,33 @@ class StandalonePolicy(nn.Module):
     def forward(self, observation: Observation) -> dict[str, Tensor]:
         """Return the arrays of the actions by path, [N, ...], and the network's acting head, [N, A], by its name.
 
-        ``observation`` has the raw arrays of ``EnvSpec.observation`` by path, [N, *shape].
+        ``observation`` has the raw arrays of ``EnvSpec.observation`` by path, [N, *shape]. A policy that remembers
+        finds its state there, too (``state_field``), and returns the next one under ``next_state_field``.
         """
+        fields = {name: state_field(name) for name in self._state}
         inputs = {
             path: self.normalizations[self._places[path]](array) if path in self._places else array
             for path, array in observation.items()
+            if path not in fields.values()
         }
-        heads = self.network(inputs)
+        following = {}
+        if fields:
+            heads, state = self.network(inputs, {name: observation[field] for name, field in fields.items()})
+            following = {next_state_field(name): state[name] for name in fields}
+        else:
+            heads = self.network(inputs)
         head = acting_head(heads)
         chosen = most_probable(self._parts, heads[head])
         actions, begin = {}, 0
         for path, leaf in zip(self._outputs, self._leaves, strict=True):
             actions[path] = leaf(chosen[begin : begin + leaf.num_parts])
             begin += leaf.num_parts
-        return {**actions, head: heads[head]}
+        return {**actions, **following, head: heads[head]}
+
+
+def next_state_field(name: str) -> str:
+    """Return the name of the output with the next state of that name."""
+    return f"next_{state_field(name)}"
 
 
 class Normalization(nn.Module):

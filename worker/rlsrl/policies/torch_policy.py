@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from rlsrl.api.spec import NetworkOutputs
-from rlsrl.data.inference import RolloutRequest, RolloutResult, batch_observations, split_results
-from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.data.inference import RolloutRequest, RolloutResult, batch_observations, batch_states, split_results
+from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import Policy
@@ -22,7 +22,13 @@ from rlsrl.policies.exploration import is_uniform, log_deviation_of, make_unifor
 from rlsrl.policies.export import ExportMismatch
 from rlsrl.policies.exported import ExportedActor, LayoutMismatch
 from rlsrl.policies.functional import PureNetwork
-from rlsrl.policies.networks import ActingNetwork, ExportableNetwork, Observation, acting_output
+from rlsrl.policies.networks import (
+    ActingNetwork,
+    ExportableNetwork,
+    Observation,
+    acting_output,
+    state_shapes_of,
+)
 from rlsrl.policies.normalization import Standardization, standardizations, standardized
 from rlsrl.policies.recorded import RecordedEvaluation
 
@@ -48,8 +54,12 @@ class TorchPolicy(Policy):
         self._vector = self.layout.flatten(network)
         self.device = self._vector.device
         """The device that evaluates the network."""
+        self.state = {
+            name: ArraySpec(shape=tuple(shape), dtype="float32") for name, shape in state_shapes_of(network).items()
+        }
         self.is_quick = self.device.type == "cuda"
-        self._recorded = RecordedEvaluation(network, self.device) if self.is_quick else None
+        records = self.is_quick and not self.state
+        self._recorded = RecordedEvaluation(network, self.device) if records else None
         self._distribution: Callable[[Observation], Tensor] | None = None
         """Computes distribution parameters or values with the loaded weights; None before the first ``load``."""
         self._statistics: Arrays = {}
@@ -88,7 +98,7 @@ class TorchPolicy(Policy):
 
     @override
     def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
-        distribution = self.network_output(requests)
+        distribution, state = self.network_output(requests)
         assert self._version is not None, "loaded"
         if (missing := self._distribution_size - distribution.shape[1]) > 0:
             deviations = np.full((len(distribution), missing), self._log_deviation)
@@ -99,22 +109,26 @@ class TorchPolicy(Policy):
             values_to_logits(distribution.T, self._epsilon)
         if self._is_uniform:
             make_uniform(distribution.T, self.env_spec.action.parts)
-        return split_results(requests, distribution, self._version)
+        return split_results(requests, distribution, self._version, state)
 
-    def network_output(self, requests: Sequence[RolloutRequest]) -> NDArray[np.float32]:
-        """Return what the network says of actions, [N, A], for all lanes of the requests.
+    def network_output(self, requests: Sequence[RolloutRequest]) -> tuple[NDArray[np.float32], Arrays]:
+        """Return what the network says of actions, [N, A], for all lanes of the requests, and their next states.
 
-        These are parameters of the action distribution, without the deviations of a version, or the values of actions.
+        The first are parameters of the action distribution, without the deviations of a version, or the values of
+        actions. States are by name, each [N, ...]; there are none without memory.
         """
         if self._distribution is None:
             raise RuntimeError("load() comes before predict()")
         by_path = self._standardizations
         distribution = None if self._recorded is None else self._recorded.evaluate(requests, by_path)
-        if distribution is None:
-            with torch.inference_mode():
-                tensors = all_to_device(standardized(batch_observations(requests), by_path), self.device)
-                distribution = to_host(self._distribution(tensors))
-        return distribution
+        if distribution is not None:
+            return distribution, {}
+        with torch.inference_mode():
+            tensors = all_to_device(standardized(batch_observations(requests), by_path), self.device)
+            if not self.state:
+                return to_host(self._distribution(tensors)), {}
+            heads, state = self.network(tensors, all_to_device(batch_states(requests), self.device))
+            return to_host(acting_output(heads)), {name: to_host(tensor) for name, tensor in state.items()}
 
     @override
     def export(self) -> ExportedActor | None:

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlsrl.data.inference import RolloutRequest
-from rlsrl.data.specs import Arrays
+from rlsrl.data.slots import state_field
+from rlsrl.data.specs import Arrays, ArraySpec
 from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.parameters.weights_file import encode_weights
 from rlsrl.policies.exported import MASKED_LOGIT
@@ -81,6 +82,7 @@ def export_version(stored: StoredVersion, kind: ExportFormat) -> bytes:
 
     module = StandalonePolicy(policy.network, interface, stored.parameters.statistics).eval()
     observations = random_observations(interface, stored.parameters.statistics, CHECKED)
+    observations |= random_states(policy.state, CHECKED)
     data, evaluate = {"torch": _torch_program, "onnx": _onnx_graph}[kind](module, observations, about(stored))
     check(evaluate, policy, interface, observations)
     return data
@@ -119,18 +121,34 @@ def random_observations(interface: EnvironmentInterface, statistics: Arrays, num
     return arrays
 
 
+def random_states(specs: Mapping[str, ArraySpec], number: int) -> dict[str, NDArray[Any]]:
+    """Return random recurrent states by their fields, [number, *shape]; none for a policy without memory."""
+    rng = np.random.default_rng(1)
+    return {
+        state_field(name): rng.uniform(-1.0, 1.0, (number, *spec.shape)).astype(spec.dtype)
+        for name, spec in specs.items()
+    }
+
+
 def check(
     evaluate: ExportedFunction, policy: TorchPolicy, interface: EnvironmentInterface, observations: Arrays
 ) -> None:
-    """Compare what was exported with the policy: the acting head's outputs, and the actions that follow from them.
+    """Compare what was exported with the policy: the acting head's outputs, the actions that follow from them, and the
+    next states.
 
     Raises:
         ExportRefused: they differ.
     """
     from rlsrl.policies.networks import ACTION_VALUES_HEAD, POLICY_HEAD
+    from rlsrl.policies.standalone import next_state_field
 
     found = dict(evaluate(observations))
-    expected = policy.network_output([RolloutRequest(observation=observations)])
+    seen = {path: observations[path] for path in interface.spec.observation}
+    state = {name: observations[state_field(name)] for name in policy.state}
+    expected, following = policy.network_output([RolloutRequest(observation=seen, state=state)])
+    for name, array in following.items():
+        if not np.allclose(found[next_state_field(name)], array, rtol=TOLERANCE, atol=TOLERANCE):
+            raise ExportRefused(f"the exported next state {name!r} differs from the policy's")
     (head,) = found.keys() & {POLICY_HEAD, ACTION_VALUES_HEAD}
     outputs = found.pop(head)
     is_legal = expected != MASKED_LOGIT

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlsrl.data.specs import state_specs
 from rlsrl.envs.place import EnvironmentPlace
 from rlsrl.policies.one_step import OneStepActor
 from rlsrl.runs.stored_version import StoredVersion, open_version
@@ -71,6 +72,15 @@ class TrainedPolicy:
             self._actors[deterministic] = self._actor(greedy=deterministic)
         (action,) = self._interface.actions(self._actors[deterministic].act(self._interface.arrays(observation)))
         return action
+
+    def restart(self) -> None:
+        """Forget what was observed: the next observation is the first of an episode.
+
+        A policy with a recurrent layer needs this call after each ``env.reset()``; others keep nothing between calls.
+        Observations that were acted on with another ``deterministic`` are another sequence.
+        """
+        for actor in self._actors.values():
+            actor.restart()
 
     @extras_named()
     def export(self, path: str | os.PathLike[str]) -> None:
@@ -141,7 +151,7 @@ class TrainedPolicy:
             greedy=greedy,
         )
         actor.load(stored.parameters)
-        return OneStepActor(actor, spec)
+        return OneStepActor(actor, spec, state_specs(config.network))
 
 
 def load(

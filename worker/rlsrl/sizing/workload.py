@@ -11,7 +11,7 @@ from rlsrl.api.role_names import ACTOR, BUFFER, COORDINATOR, POLICY, TRAINER
 from rlsrl.api.spec import ExperimentSpec, UpdateWork
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.slots import rollout_layout
-from rlsrl.data.specs import ArraySpec, EnvSpec
+from rlsrl.data.specs import ArraySpec, EnvSpec, state_specs
 from rlsrl.policies.effort import NetworkEffort
 
 MIB = 1 << 20
@@ -280,15 +280,18 @@ def workload_of(
     """Return the experiment in numbers."""
     ring_size, num_steps = spec.actors.ring_size, spec.actors.rollout_length
     lanes = max(spec.actors.rollout_environments)
+    state = state_specs(spec.policy.network)
     layout = rollout_layout(
         env_spec,
         num_steps=num_steps,
         num_lanes=lanes,
+        state=state,
         discounted_return=spec.algorithm.chosen.normalize_rewards,
         episode_info=spec.environment.episode_info,
     )
-    inference = InferenceLayout.of(env_spec)
+    inference = InferenceLayout.of(env_spec, state)
     answer = ArraySpec(shape=(inference.distribution_size,), dtype="float32")
+    state_bytes = sum(array.nbytes for array in state.values())
     policy_workers, buffer_workers, evaluators = spec.policy_workers, spec.buffer_workers, spec.evaluators
     compiled = _is_compiled(spec)
     return Workload(
@@ -315,8 +318,8 @@ def workload_of(
         num_buffer_workers=0 if buffer_workers is None else buffer_workers.replicas,
         num_evaluators=0 if evaluators is None or evaluators.parameters else evaluators.replicas,
         lane_bytes=layout.nbytes / lanes,
-        request_bytes=float(sum(array.nbytes for array in inference.observation.values())),
-        answer_bytes=float(answer.nbytes),
+        request_bytes=float(sum(array.nbytes for array in inference.observation.values()) + state_bytes),
+        answer_bytes=float(answer.nbytes + state_bytes),
     )
 
 

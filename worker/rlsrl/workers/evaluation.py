@@ -15,6 +15,7 @@ import numpy as np
 
 from rlsrl.data.episodes import InfoStatistics, finite_mean, info_field
 from rlsrl.data.slots import Slot, rollout_layout
+from rlsrl.data.specs import ArraySpec
 from rlsrl.envs.faults import EnvironmentFaults
 from rlsrl.envs.seeds import environment_seed
 from rlsrl.envs.vector import VectorEnv
@@ -156,6 +157,7 @@ class Evaluation:
         max_steps: int,
         episode_info: Sequence[str] = (),
         faults: EnvironmentFaults | None = None,
+        state: Mapping[str, ArraySpec] | None = None,
     ) -> None:
         """Prepare the evaluation. ``step`` plays it.
 
@@ -164,6 +166,7 @@ class Evaluation:
             envs: Have not been stepped, and report ``episode_info``. The caller closes them.
             faults: Counts the environments' faults; None: the result reports none.
             episode_info: Keys of ``info`` that the result reports.
+            state: The spec of the policy's recurrent state by name; None: it has none.
             num_steps: Steps between two checks for the end.
             episodes_per_environment: Episodes that count of each environment. Later episodes do not count.
             max_steps: Steps of each environment after which to give up, rounded up to whole slots.
@@ -176,7 +179,11 @@ class Evaluation:
         self._faults = faults or EnvironmentFaults()
         self._fields = {key: info_field(key) for key in episode_info}
         layout = rollout_layout(
-            envs.spec, num_steps=num_steps, num_lanes=envs.num_envs, episode_info=tuple(episode_info)
+            envs.spec,
+            num_steps=num_steps,
+            num_lanes=envs.num_envs,
+            state=state,
+            episode_info=tuple(episode_info),
         )
         self._slot = Slot(arrays=layout.view(bytearray(layout.nbytes)))
         self._episodes: list[list[_Episode]] = [[] for _ in range(envs.num_envs)]
@@ -200,11 +207,11 @@ class Evaluation:
         if step == 0:
             self._envs.begin(self._slot.arrays)
             self._actor.begin(self._slot)
-        # Without the actor's ``finish``: an evaluation needs no log-probabilities.
         self._envs.step(self._slot.arrays, step, self._actor.act(step))
         self._steps_taken += 1
         if step + 1 < self._num_steps:
             return None
+        self._actor.finish()
         self._collect()
         return self._result()
 

@@ -84,6 +84,10 @@ class VersionPolicy(ActingPolicy):
         (action,) = self._decode(self._actor.act(self._interface.arrays(observation)))
         return action
 
+    @override
+    def restart(self) -> None:
+        self._actor.restart()
+
 
 class VideoRecording:
     """Records one video: each ``step`` takes one step of the environment, or waits briefly for ffmpeg.

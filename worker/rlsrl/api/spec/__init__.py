@@ -6,6 +6,7 @@ several fields is one record, a ``CrossFieldRule``, with its Python check and it
 """
 
 from rlsrl.api.spec.algorithm import (
+    ActorCriticSettings,
     ActionValueSettings,
     AlgorithmNeeds,
     AlgorithmSettings,
@@ -39,7 +40,7 @@ from rlsrl.api.spec.parameters import (
     ParameterStore,
     ParameterVersions,
 )
-from rlsrl.api.spec.policy import VALUE_OPTIONS, Cnn, CustomNetwork, Mlp, Network, PolicySpec
+from rlsrl.api.spec.policy import VALUE_OPTIONS, Cnn, CustomNetwork, Mlp, Network, PolicySpec, Recurrent
 from rlsrl.api.spec.run import PausedWorkers, Restarts, Security, Stop, Tracking, Wandb
 from rlsrl.api.spec.scalars import NoiseColor, VectorActions
 from rlsrl.api.spec.workers import (
@@ -57,6 +58,7 @@ from rlsrl.api.spec.workers import (
 )
 
 __all__ = [
+    "ActorCriticSettings",
     "API_VERSION",
     "KIND",
     "VALUE_OPTIONS",
@@ -105,6 +107,7 @@ __all__ = [
     "PqnSpec",
     "PrioritySpec",
     "RLExperiment",
+    "Recurrent",
     "ReplaySettings",
     "ReplaySpec",
     "ReplayVolume",

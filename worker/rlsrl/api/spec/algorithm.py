@@ -121,6 +121,9 @@ class AlgorithmSettings(Model):
     outputs_path: ClassVar[tuple[str, ...]] = ()
     """Where the block has its ``outputs``, in YAML names; empty if they are always the same."""
 
+    trains_recurrent: ClassVar[bool] = False
+    """Whether the algorithm trains networks that remember, on sequences."""
+
     @property
     def outputs(self) -> NetworkOutputs:
         """The outputs of the network that the algorithm trains."""
@@ -197,6 +200,14 @@ class MinibatchSettings(AlgorithmSettings):
 class ActorCriticSettings(MinibatchSettings):
     """The settings of algorithms that train a policy, with an entropy bonus, and a value function."""
 
+    trains_recurrent: ClassVar[bool] = True
+
+    sequence_length: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 16
+    """With policy.network.recurrent: steps of the sequences that the network is trained on, through which gradients
+    flow. Must divide rolloutLength and each trainer's share of minibatchSize."""
+    burn_in: Annotated[int, Field(ge=0, le=65_536), INTEGRAL] = 0
+    """With policy.network.recurrent: steps before each sequence that bring its first state up to the weights in
+    training, without gradients (Kapturowski et al. 2019). At most sequenceLength."""
     entropy_coefficient: Annotated[float, Field(ge=0, le=10), LIVE] = 0.0
     """Weight of the entropy bonus in the loss."""
     entropy_coefficient_schedule: Annotated[ScheduleSpec, LIVE] | None = None

@@ -20,6 +20,7 @@ from rlsrl.api.spec.environment import PLACE_ARGUMENT, EnvironmentSpec, WorkerEn
 from rlsrl.api.spec.metadata import Metadata
 from rlsrl.api.spec.parameters import ParameterVersions
 from rlsrl.api.spec.policy import VALUE_OPTIONS, Mlp, PolicySpec
+from rlsrl.api.spec.recurrent_rules import RECURRENT_RULES
 from rlsrl.api.spec.run import PausedWorkers, Restarts, Security, Stop, Tracking
 from rlsrl.api.spec.workers import Actors, BufferWorkers, Evaluators, Pacing, PolicyWorkers, Trainers
 
@@ -650,6 +651,7 @@ _RULES: tuple[CrossFieldRule, ...] = (
         )
         for name, path in _STORES.items()
     ),
+    *RECURRENT_RULES,
     CrossFieldRule(
         at="actors.ringSize",
         check=_groups_need_policy_workers,

@@ -18,7 +18,8 @@ VALUE_OPTIONS = ("dueling", "quantiles")
 
 
 class Mlp(Model):
-    """A multi-layer perceptron for each output of the network: policy and value, or the values of actions."""
+    """A multi-layer perceptron for each output of the network: policy and value, or the values of actions. With
+    ``recurrent`` all outputs share the hidden layers."""
 
     hidden_sizes: HiddenSizes = (64, 64)
     """Units of each hidden layer."""
@@ -50,6 +51,22 @@ class Cnn(Model):
     """Quantiles of each action's return that such a network learns (Dabney et al. 2018). 1: its value alone."""
 
 
+class Recurrent(Model):
+    """A recurrent layer between the network's hidden layers and its outputs. It remembers what the policy has observed
+    in an episode."""
+
+    kind: Literal["gru", "lstm"] = "gru"
+    """``gru``: gated recurrent units (Cho et al. 2014). ``lstm``: long short-term memory (Hochreiter and Schmidhuber
+    1997)."""
+    size: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 64
+    """Units of the layer."""
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the layer's state, by name."""
+        return dict.fromkeys(("hidden", "cell") if self.kind == "lstm" else ("hidden",), (self.size,))
+
+
 class CustomNetwork(Model):
     """A network of your own."""
 
@@ -68,6 +85,13 @@ class Network(Model):
     cnn: Cnn | None = None
     custom: CustomNetwork | None = None
     """A network of your own, given by its factory."""
+    recurrent: Recurrent | None = None
+    """A recurrent layer behind ``mlp`` or ``cnn``. By default the policy depends on the present observation alone."""
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the recurrent state of one environment, by name; empty for a network without."""
+        return {} if self.recurrent is None else self.recurrent.state_shapes
 
 
 class PolicySpec(Model):

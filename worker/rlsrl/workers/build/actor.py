@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rlsrl.api.resolved import ActorConfig
 from rlsrl.data.inference import InferenceLayout
 from rlsrl.data.slots import ProducerId, rollout_layout
-from rlsrl.data.specs import EnvSpec
+from rlsrl.data.specs import EnvSpec, state_specs
 from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.faults import EnvironmentFaults, FaultReason
 from rlsrl.envs.returns import DiscountedReturns
@@ -25,6 +25,7 @@ from rlsrl.policies.acting import LocalActor, PolicyActor
 from rlsrl.policies.epsilon_greedy import ape_x_exponents
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.lane_requests import LaneRequests, RequestingLanes
+from rlsrl.policies.lane_states import LaneStates
 from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes
 from rlsrl.policies.pink_noise import PinkNoise
 from rlsrl.policies.remote import RemoteActor, RemotePolicy
@@ -119,6 +120,7 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
                 env_spec,
                 num_steps=config.rollout_length,
                 num_lanes=len(config.environment_ranks_of(context.index)) // len(groups),
+                state=state_specs(config.network),
                 discounted_return=config.return_discount is not None,
                 episode_info=config.environment.episode_info,
             ),
@@ -199,6 +201,7 @@ def _remote_groups(
             num_lanes=envs.num_envs,
             rng=rng,
             exploration=_exploration(config, ranks[number * size : (number + 1) * size]),
+            state=state_specs(config.network),
         )
         returns = _returns(config, envs.num_envs)
         groups.append(LockstepEnvGroup(envs, actor, num_steps=num_steps, returns=returns))
@@ -232,7 +235,7 @@ def _inference_client(
     options = InferenceClientOptions(
         token=context.token,
         tls=context.tls,
-        layout=InferenceLayout.of(env_spec),
+        layout=InferenceLayout.of(env_spec, state_specs(config.network)),
         home=context.index,
         find=context.directory.find,
     )
@@ -290,7 +293,8 @@ def _threaded_group(
         evaluation = LocalEvaluation(envs, requests, policies)
         return _requesting_group(config, context, envs, requests, evaluation, loads=[each.load for each in policies])
     lanes = _lanes(config, context)
-    first, second = (NumpyLanes(exported, **lanes) for _ in range(2))
+    first = NumpyLanes(exported, **lanes)
+    second = NumpyLanes(exported, **lanes, states=first.states)
     returns = _returns(config, num_lanes)
     return ThreadedEnvGroup(envs, (first, second), num_steps=config.rollout_length, returns=returns)
 
@@ -306,8 +310,10 @@ def _requesting_group(
 ) -> ThreadedEnvGroup:
     """Return a group whose lanes' requests ``evaluation`` answers. ``loads`` get the weights of each slot, in turn."""
     lanes = _lanes(config, context)
+    states = [LaneStates(state_specs(config.network), 1) for _ in range(envs.num_envs)]
     first, second = (
-        RequestingLanes(envs.spec, requests, number=number, load=load, **lanes) for number, load in enumerate(loads)
+        RequestingLanes(envs.spec, requests, number=number, load=load, **lanes, states=states)
+        for number, load in enumerate(loads)
     )
     returns = _returns(config, envs.num_envs)
     return ThreadedEnvGroup(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rlsrl.api.resolved import BufferConfig
 from rlsrl.api.role_names import TRAINER
 from rlsrl.data.slots import ProducerId, rollout_layout
+from rlsrl.data.specs import state_specs
 from rlsrl.runtime.ledger import BufferLedger, ConsumerAccount, TrainerLedger
 from rlsrl.workers.build.common import spec_of_environments
 from rlsrl.workers.build.replay_shard import open_shard
@@ -38,6 +39,7 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
         spec_of_environments(config.environment, context),
         num_steps=config.rollout_length,
         num_lanes=config.lanes_per_slot,
+        state=state_specs(config.network),
         discounted_return=config.has_discounted_return,
         episode_info=config.environment.episode_info,
     )

@@ -180,11 +180,14 @@ def torch_policy(
     from rlsrl.policies.cnn import NatureCnnActionValues, NatureCnnActorCritic, NatureCnnPolicy
     from rlsrl.policies.device import CPU
     from rlsrl.policies.networks import MlpActionValues, MlpActorCritic, MlpPolicy
+    from rlsrl.policies.recurrent import recurrent_cnn, recurrent_mlp
     from rlsrl.policies.torch_policy import TorchPolicy
     from rlsrl.runtime.references import load_callable
 
     factory: Callable[..., Any]
     kwargs: Mapping[str, Any]
+    recurrent = network.recurrent
+    behind = {} if recurrent is None else {"outputs": outputs, **recurrent.model_dump()}
     cnns = {"policy": NatureCnnPolicy, "policyAndValue": NatureCnnActorCritic, "actionValues": NatureCnnActionValues}
     mlps = {"policy": MlpPolicy, "policyAndValue": MlpActorCritic, "actionValues": MlpActionValues}
     without = set() if outputs == "actionValues" else {*VALUE_OPTIONS}
@@ -192,12 +195,12 @@ def torch_policy(
         factory = load_callable(network.custom.factory, where="network factory")
         kwargs = network.custom.kwargs
     elif network.cnn is not None:
-        factory = cnns[outputs]
-        kwargs = network.cnn.model_dump(exclude=without)
+        factory = cnns[outputs] if recurrent is None else recurrent_cnn
+        kwargs = {**network.cnn.model_dump(exclude=without), **behind}
     else:
         assert network.mlp is not None, "validation leaves exactly one"
-        factory = mlps[outputs]
-        kwargs = network.mlp.model_dump(exclude=without)
+        factory = mlps[outputs] if recurrent is None else recurrent_mlp
+        kwargs = {**network.mlp.model_dump(exclude=without), **behind}
     network_seed, on = derived_seed(seed, "network"), CPU if device is None else device
     module = build_network(factory, env_spec, kwargs, seed=network_seed, device=on, outputs=outputs)
     return TorchPolicy(module, env_spec, outputs=outputs)

@@ -11,7 +11,7 @@ import structlog
 
 from rlsrl.api.resolved import EvaluatorConfig
 from rlsrl.api.spec import Network, NetworkOutputs, WorkerEnvironment
-from rlsrl.data.specs import EnvSpec
+from rlsrl.data.specs import EnvSpec, state_specs
 from rlsrl.envs.episodes import EpisodeReports
 from rlsrl.envs.factory import EnvironmentSource, make_environment
 from rlsrl.envs.faults import EnvironmentFaults
@@ -134,6 +134,7 @@ def begin_evaluation(
             max_steps=plan.max_steps,
             episode_info=reports.keys,
             faults=faults,
+            state=state_specs(plan.network),
         )
     except BaseException:
         envs.close()
@@ -200,6 +201,7 @@ def _network_shapes(plan: EvaluationPlan, env_spec: EnvSpec) -> Shapes:
             layer_norm=mlp.layer_norm,
             dueling=mlp.dueling,
             quantiles=mlp.quantiles,
+            recurrent=plan.network.recurrent,
         )
     return _torch_policy(plan, env_spec).layout.shapes
 

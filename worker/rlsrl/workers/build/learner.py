@@ -15,7 +15,7 @@ from rlsrl.algorithms.normalizer import Normalizer, ReplayNormalizer, normalizab
 from rlsrl.algorithms.schedules import Scheduled, scheduled
 from rlsrl.api.resolved import TrainerConfig
 from rlsrl.data.slots import SlotLayout, rollout_layout
-from rlsrl.data.specs import Arrays, EnvSpec
+from rlsrl.data.specs import Arrays, EnvSpec, state_specs
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.build import seeded
 from rlsrl.policies.device import device_for
@@ -84,6 +84,7 @@ def batch_layout(config: TrainerConfig, env_spec: EnvSpec) -> SlotLayout:
         env_spec,
         num_steps=config.rollout_length,
         num_lanes=config.lanes_per_rank,
+        state=state_specs(config.network),
         discounted_return=config.algorithm.chosen.normalize_rewards,
         episode_info=config.environment.episode_info,
     )

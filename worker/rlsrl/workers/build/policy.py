@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlsrl.api.resolved import PolicyWorkerConfig
 from rlsrl.data.inference import InferenceLayout
-from rlsrl.data.specs import EnvSpec
+from rlsrl.data.specs import EnvSpec, state_specs
 from rlsrl.parameters.protocols import ParameterSource
 from rlsrl.policies.acting import Policy
 from rlsrl.policies.numpy_policy import NumpyPolicy
@@ -53,7 +53,7 @@ def build_policy_worker(
             own_address(config.serving(config.inference_endpoints, context.index)),
             token=context.token,
             tls=context.tls,
-            layout=InferenceLayout.of(env_spec),
+            layout=InferenceLayout.of(env_spec, state_specs(config.network)),
             on_refused=lambda kind: context.metrics.inference_refused.labels(kind=kind).inc(),
             on_unauthenticated=context.count_unauthenticated,
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlsrl.api.spec import EvaluationVideos
+from rlsrl.data.specs import state_specs
 from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.envs.rendering import rendering_environment
 from rlsrl.parameters.protocols import Parameters
@@ -49,7 +50,7 @@ def begin_recording(
         spec = EnvironmentInterface.of(env).spec
         actor = evaluating_actor(plan, exported_actor(metadata), spec, num_steps=1, num_lanes=1)
         actor.load(parameters)
-        policy = VersionPolicy(OneStepActor(actor, spec), env)
+        policy = VersionPolicy(OneStepActor(actor, spec, state_specs(plan.network)), env)
     except BaseException:
         env.close()
         caller.close()

@@ -1,0 +1,356 @@
+"""Networks that remember: their layers are torch's, and every way to act goes on with the state of the frame before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlsrl.api.spec import Cnn, Mlp, Network, Recurrent
+from rlsrl.data.inference import RolloutRequest, RolloutResult
+from rlsrl.data.random_slots import random_slot
+from rlsrl.data.slots import Slot, state_field
+from rlsrl.data.specs import ArraySpec, EnvSpec, state_specs
+from rlsrl.data.version import Version
+from rlsrl.envs.threads import lane_of
+from rlsrl.parameters.protocols import Parameters
+from rlsrl.policies.acting import DistributionActor, Policy, PolicyActor, RolloutActor
+from rlsrl.policies.build import build_network
+from rlsrl.policies.exported import ExportedActor
+from rlsrl.policies.lane_requests import LaneRequests, RequestingLanes
+from rlsrl.policies.lane_states import LaneStates
+from rlsrl.policies.networks import POLICY_HEAD, Heads, Observation, State, unrolled
+from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes, NumpyPolicy
+from rlsrl.policies.one_step import OneStepActor
+from rlsrl.policies.recurrent import MODULES
+from rlsrl.policies.torch_policy import TorchPolicy
+from rlsrl.runtime.errors import ConfigurationError
+from rlsrl.testing.rollouts import continuous_env_spec, discrete_action, discrete_env_spec
+from rlsrl.workers.build.common import torch_policy
+
+NUM_STEPS, NUM_LANES, SIZE = 12, 5, 7
+KINDS = ("gru", "lstm")
+LEGAL = "observation/legal"
+MASKED = EnvSpec(
+    observation={
+        "observation/seen": ArraySpec(shape=(3,), dtype="float32"),
+        LEGAL: ArraySpec(shape=(4,), dtype="int8"),
+    },
+    action=replace(discrete_action(4), mask=LEGAL),
+)
+ENV_SPECS = {"discrete": discrete_env_spec(), "continuous": continuous_env_spec(), "masked": MASKED}
+
+
+def network_of(kind: str) -> Network:
+    return Network(mlp=Mlp(hidden_sizes=(6,)), recurrent=Recurrent(kind=kind, size=SIZE))  # type: ignore[arg-type]
+
+
+def policy_of(kind: str, env_spec: EnvSpec, *, seed: int = 3) -> tuple[TorchPolicy, Parameters]:
+    """Return a policy with random weights, which remembers much."""
+    policy = torch_policy(network_of(kind), env_spec, outputs="policyAndValue", seed=0)
+    vector = np.random.default_rng(seed).standard_normal(policy.layout.num_parameters).astype(np.float32)
+    parameters = replace(policy.parameters(Version(1, 2)), vector=vector)
+    policy.load(parameters)
+    return policy, parameters
+
+
+def slots_of(env_spec: EnvSpec, kind: str, number: int = 3) -> list[Slot]:
+    """Return slots that follow each other: the first frame of each is the last of the one before."""
+    rng, state = np.random.default_rng(5), state_specs(network_of(kind))
+    slots = [
+        random_slot(env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng, end_probability=0.2, state=state)
+        for _ in range(number)
+    ]
+    for before, slot in zip(slots, slots[1:], strict=False):
+        for path in env_spec.observation:
+            slot.arrays[path][0] = before.arrays[path][-1]
+    return slots
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_computes_what_torchs_does(kind: str) -> None:
+    torch.manual_seed(0)
+    layer = MODULES[kind](4, SIZE)  # type: ignore[index]
+    cell = {"gru": nn.GRUCell, "lstm": nn.LSTMCell}[kind](4, SIZE)
+    weights = {name: torch.randn_like(values) for name, values in cell.state_dict().items()}
+    layer.load_state_dict(weights)
+    cell.load_state_dict(weights)
+    inputs, hidden, memory = torch.randn(9, 4), torch.randn(9, SIZE), torch.randn(9, SIZE)
+    state = {"hidden": hidden, "cell": memory} if kind == "lstm" else {"hidden": hidden}
+
+    found = layer(inputs, state)
+
+    expected = cell(inputs, (hidden, memory)) if kind == "lstm" else (cell(inputs, hidden),)
+    for name, array in zip(state, expected, strict=True):
+        torch.testing.assert_close(found[name], array, rtol=1e-6, atol=1e-6)
+
+
+class ByStep(nn.Module):
+    """A network of a user's own without ``unroll``: it counts how often it saw a positive first feature."""
+
+    state_shapes: Mapping[str, tuple[int, ...]] = {"count": ()}
+
+    def __init__(self, env_spec: EnvSpec) -> None:
+        super().__init__()
+        self.last = nn.Linear(1, env_spec.action.num_outputs)
+
+    def forward(self, observation: Observation, state: State) -> tuple[Heads, State]:
+        (seen,) = observation.values()
+        count = state["count"] + (seen.reshape(len(seen), -1)[:, 0] > 0).float()
+        return {POLICY_HEAD: self.last(count.unsqueeze(-1))}, {"count": count}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "own"])
+def test_an_unrolled_network_computes_what_it_does_step_by_step(kind: str) -> None:
+    env_spec = discrete_env_spec()
+    network = (
+        build_network(ByStep, env_spec, {}, seed=0, outputs="policy")
+        if kind == "own"
+        else policy_of(kind, env_spec)[0].network
+    )
+    frames = {path: torch.randn(NUM_STEPS, NUM_LANES, *spec.shape) for path, spec in env_spec.observation.items()}
+    state = {name: torch.rand(NUM_LANES, *shape) for name, shape in network.state_shapes.items()}
+    is_first = torch.rand(NUM_STEPS, NUM_LANES) < 0.2
+    is_first[0, 1] = True
+
+    heads, states = unrolled(network, frames, state, is_first)
+
+    for step in range(NUM_STEPS):
+        state = {name: array.clone() for name, array in state.items()}
+        for array in state.values():
+            array[is_first[step]] = 0.0
+        expected, state = network({path: array[step] for path, array in frames.items()}, state)
+        for name, array in expected.items():
+            torch.testing.assert_close(heads[name][step], array, rtol=1e-5, atol=1e-6)
+        for name, array in state.items():
+            torch.testing.assert_close(states[name][step], array, rtol=1e-5, atol=1e-6)
+    assert bool(is_first[1:].any())
+
+
+def run(actors: Sequence[RolloutActor], slots: Sequence[Slot]) -> None:
+    """Fill the slots by the actors in turn."""
+    for number, slot in enumerate(slots):
+        actor = actors[number % len(actors)]
+        actor.begin(slot)
+        for step in range(NUM_STEPS):
+            assert actor.act(step) is not None
+        actor.finish()
+
+
+class Watched(Policy):
+    """A policy that notes the states of its requests."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.inner = policy
+        self.state, self.is_quick = policy.state, policy.is_quick
+        self.states: list[dict[str, np.ndarray]] = []
+
+    def load(self, parameters: Parameters) -> None:
+        self.inner.load(parameters)
+
+    def predict(self, requests: Sequence[RolloutRequest]) -> list[RolloutResult]:
+        self.states += [{name: array.copy() for name, array in each.state.items()} for each in requests]
+        return self.inner.predict(requests)
+
+    def export(self) -> ExportedActor | None:
+        return self.inner.export()
+
+
+def by_a_policy(exported: bool) -> Callable[[TorchPolicy, Parameters, EnvSpec, Sequence[Slot]], None]:
+    def act(policy: TorchPolicy, parameters: Parameters, env_spec: EnvSpec, slots: Sequence[Slot]) -> None:
+        actor = policy.export()
+        assert actor is not None
+        watched = Watched(NumpyPolicy(actor) if exported else policy)
+        rng = np.random.default_rng(0)
+        acting = PolicyActor(watched, env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng)
+        acting.load(parameters)
+        run([acting], slots)
+        for number, slot in enumerate(slots):
+            for name, array in watched.states[number * NUM_STEPS].items():
+                assert slot.arrays[state_field(name)].tobytes() == array.tobytes()
+
+    return act
+
+
+def by_numpy(policy: TorchPolicy, parameters: Parameters, env_spec: EnvSpec, slots: Sequence[Slot]) -> None:
+    del env_spec
+    exported = policy.export()
+    assert exported is not None
+    actor = NumpyActor(exported, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(0))
+    actor.load(parameters)
+    run([actor], slots)
+
+
+def by_lanes(policy: TorchPolicy, parameters: Parameters, env_spec: EnvSpec, slots: Sequence[Slot]) -> None:
+    """Each lane by itself, through two sets of lanes that take turns."""
+    del env_spec
+    exported, rng = policy.export(), np.random.default_rng(0)
+    assert exported is not None
+    first = NumpyLanes(exported, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng)
+    second = NumpyLanes(exported, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng, states=first.states)
+    for number, slot in enumerate(slots):
+        lanes = (first, second)[number % 2]
+        lanes.load(parameters)
+        lanes.begin(slot)
+        for lane, actor in enumerate(lanes.lanes):
+            run([actor], [Slot(arrays=lane_of(slot.arrays, lane))])
+        lanes.finish()
+
+
+def by_requests(policy: TorchPolicy, parameters: Parameters, env_spec: EnvSpec, slots: Sequence[Slot]) -> None:
+    """Each lane in a thread that requests its distributions."""
+    policy.load(parameters)
+    requests, rng = LaneRequests(NUM_LANES), np.random.default_rng(0)
+    states = [LaneStates(policy.state, 1) for _ in range(NUM_LANES)]
+    sizes = {"num_steps": NUM_STEPS, "num_lanes": NUM_LANES, "rng": rng}
+    both = [RequestingLanes(env_spec, requests, number=number, **sizes, states=states) for number in range(2)]  # type: ignore[arg-type]
+    asked = threading.Semaphore(0)
+    requests.on_request = asked.release
+    for number, slot in enumerate(slots):
+        lanes = both[number % 2]
+        lanes.begin(slot)
+        threads = [
+            threading.Thread(target=run, args=([actor], [Slot(arrays=lane_of(slot.arrays, lane))]))
+            for lane, actor in enumerate(lanes.lanes)
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in range(NUM_STEPS * NUM_LANES):
+            asked.acquire()
+            for each in requests.take():
+                (result,) = policy.predict([each.request])
+                requests.answer(each.lane, result)
+        for thread in threads:
+            thread.join()
+        lanes.finish()
+
+
+class Requesting(DistributionActor, RolloutActor):
+    """Acts as ``RemoteActor`` does: each request is answered later, and the first answer to each is lost."""
+
+    def __init__(self, policy: Policy, env_spec: EnvSpec) -> None:
+        super().__init__(
+            env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=np.random.default_rng(0), state=policy.state
+        )
+        self._policy = policy
+
+    def act(self, step: int) -> np.ndarray:
+        self._policy.predict([self._request(step)])
+        (result,) = self._policy.predict([self._request(step)])
+        return self._choose(step, result)
+
+
+def by_answers(policy: TorchPolicy, parameters: Parameters, env_spec: EnvSpec, slots: Sequence[Slot]) -> None:
+    policy.load(parameters)
+    run([Requesting(policy, env_spec)], slots)
+
+
+WAYS = {
+    "exported": by_numpy,
+    "exported, by requests": by_a_policy(exported=True),
+    "torch": by_a_policy(exported=False),
+    "threads": by_lanes,
+    "threads that request": by_requests,
+    "answers that are lost": by_answers,
+}
+
+
+def episodes_begin(slots: Sequence[Slot]) -> Iterator[np.ndarray]:
+    """Yield, by slot, whether each frame but the last is the first of an episode, [T, N]."""
+    before = np.zeros(NUM_LANES, np.bool_)
+    for slot in slots:
+        mask = slot.arrays["mask"]
+        yield np.concatenate([before[np.newaxis], ~mask[:-1]])
+        before = ~mask[-1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("env", ENV_SPECS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_slot_says_the_state_that_its_actions_began_with(kind: str, env: str, way: str) -> None:
+    env_spec = ENV_SPECS[env]
+    policy, parameters = policy_of(kind, env_spec)
+    slots = slots_of(env_spec, kind)
+
+    WAYS[way](policy, parameters, env_spec, slots)
+
+    state = {name: torch.zeros(NUM_LANES, *spec.shape) for name, spec in policy.state.items()}
+    differs = 0.0
+    for slot, is_first in zip(slots, episodes_begin(slots), strict=True):
+        for name, array in state.items():
+            known = array.masked_fill(torch.from_numpy(is_first[0])[:, None], 0.0)
+            np.testing.assert_allclose(slot.arrays[state_field(name)], known, rtol=1e-5, atol=1e-4)
+        recorded = {name: torch.from_numpy(slot.arrays[state_field(name)].copy()) for name in state}
+        frames = {path: torch.from_numpy(slot.arrays[path][:-1].copy()) for path in env_spec.observation}
+        begins = torch.from_numpy(is_first)
+        begins[0] = False  # the recorded state is that of frame 0 already
+        with torch.no_grad():
+            heads, states = unrolled(policy.network, frames, recorded, begins)
+            forgetful, _ = unrolled(policy.network, frames, recorded, torch.ones_like(begins))
+        log_prob = log_probs(policy, heads[POLICY_HEAD], slot)
+        np.testing.assert_allclose(slot.arrays["behavior_log_prob"], log_prob, rtol=1e-5, atol=1e-4)
+        differs += float(np.abs(log_probs(policy, forgetful[POLICY_HEAD], slot) - log_prob).max())
+        state = {name: array[-1] for name, array in states.items()}
+    assert differs > 0.1, "the state matters"
+    assert any(not slot.arrays["mask"].all() for slot in slots)
+
+
+def log_probs(policy: TorchPolicy, parameters: Tensor, slot: Slot) -> np.ndarray:
+    from rlsrl.policies.distributions import log_prob_for
+
+    action = torch.from_numpy(slot.arrays["action"].copy())
+    return log_prob_for(policy.env_spec.action)(parameters, action).numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_actor_of_one_environment_remembers_until_it_restarts(kind: str) -> None:
+    env_spec = discrete_env_spec()
+    policy, parameters = policy_of(kind, env_spec, seed=0)
+    exported = policy.export()
+    assert exported is not None
+    actor = NumpyActor(exported, num_steps=1, num_lanes=1, rng=np.random.default_rng(0), greedy=True)
+    actor.load(parameters)
+    one = OneStepActor(actor, env_spec, policy.state)
+    observations = np.random.default_rng(1).standard_normal((60, *env_spec.observation["observation"].shape))
+
+    def episode() -> list[int]:
+        return [int(one.act({"observation": each.astype(np.float32)})[0]) for each in observations]
+
+    first = episode()
+    going_on = episode()
+    one.restart()
+    assert episode() == first
+    assert going_on != first, "the weights are such that some action depends on the episode before"
+    frames = {"observation": torch.from_numpy(observations.astype(np.float32)).unsqueeze(1)}
+    state = {name: torch.zeros(1, *spec.shape) for name, spec in policy.state.items()}
+    heads, _ = unrolled(policy.network, frames, state, torch.zeros(60, 1, dtype=torch.bool))
+    assert first == heads[POLICY_HEAD].argmax(-1).flatten().tolist()
+
+
+def test_a_recurrent_layer_stands_behind_the_convolutional_network() -> None:
+    image = EnvSpec(
+        observation={"observation": ArraySpec(shape=(1, 36, 36), dtype="uint8")}, action=discrete_action(3)
+    )
+    network = Network(cnn=Cnn(hidden_size=8), recurrent=Recurrent(kind="gru", size=SIZE))
+    policy = torch_policy(network, image, outputs="policyAndValue", seed=0)
+    assert policy.export() is None, "only dense layers have a torch-free form"
+    policy.load(policy.parameters(Version(1, 0)))
+    seen = np.random.default_rng(0).integers(0, 255, (2, 1, 36, 36)).astype(np.uint8)
+    state = {"hidden": np.zeros((2, SIZE), np.float32)}
+    (result,) = policy.predict([RolloutRequest(observation={"observation": seen}, state=state)])
+    (following,) = policy.predict([RolloutRequest(observation={"observation": seen}, state=result.state)])
+    assert np.abs(result.state["hidden"]).max() > 0
+    assert not np.array_equal(result.state["hidden"], following.state["hidden"])
+
+
+def test_a_network_whose_state_has_other_shapes_than_it_says_is_refused() -> None:
+    class Wrong(ByStep):
+        state_shapes: Mapping[str, tuple[int, ...]] = {"count": (), "more": (2,)}
+
+    with pytest.raises(ConfigurationError, match="returns a state of shapes .*its state_shapes are"):
+        build_network(Wrong, discrete_env_spec(), {}, seed=0, outputs="policy")

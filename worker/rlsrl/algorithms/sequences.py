@@ -1,0 +1,298 @@
+"""How the steps of a batch become rows: one for each step, or, for networks that remember, one for each sequence.
+
+Algorithms compute with steps alone. Whether a network remembers changes how it is evaluated, and nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from rlsrl.algorithms.base import Tensors
+from rlsrl.algorithms.rows import actions_of_frames, as_rows, check_divides, frame_rows, step_rows
+from rlsrl.api.spec import ActorCriticSettings
+from rlsrl.data.slots import is_state_field, state_field
+from rlsrl.data.specs import Arrays
+from rlsrl.policies.device import to_device, to_host
+from rlsrl.policies.networks import Heads
+from rlsrl.policies.torch_policy import TorchPolicy
+
+IS_FIRST = "is_first"
+"""Among the rows of sequences: whether each frame is the first of an episode."""
+HAS_BURN_IN = "has_burn_in"
+"""Among the rows of sequences with burn-in: whether the frames before the sequence are those of the same rollout."""
+
+Outputs = Callable[[Heads, Tensors], Tensors]
+"""Computes what is needed of steps, each [N], from their heads and rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sequences:
+    """What a network that remembers is trained on."""
+
+    length: int
+    """Steps of a sequence."""
+    burn_in: int = 0
+    """Frames before each sequence, at most its length."""
+
+
+class Rows(ABC):
+    """Makes the rows of T steps of B lanes, and evaluates the policy's network on them."""
+
+    def __init__(self, policy: TorchPolicy) -> None:
+        self._network = policy.pure
+        self._device = policy.device
+        self._observation = tuple(policy.env_spec.observation)
+
+    @abstractmethod
+    def check(self, mask: NDArray[np.bool_]) -> None:
+        """Raise an error unless the batch of this ``mask``, [T, B], has whole minibatches.
+
+        Raises:
+            ValueError: the batch does not divide.
+        """
+
+    @property
+    @abstractmethod
+    def minibatch_rows(self) -> int:
+        """Rows of a minibatch."""
+
+    @abstractmethod
+    def frames(self, slots: Arrays) -> Tensors:
+        """Return what ``evaluate`` needs of all T + 1 frames of B lanes: actions, observations, states."""
+
+    @abstractmethod
+    def evaluate(self, vector: Tensor, frames: Tensors, outputs: Outputs) -> Tensors:
+        """Return ``outputs`` for each frame, by the policy's parameters. PURE, as losses are."""
+
+    @abstractmethod
+    def of_frames(self, evaluated: Tensor, num_steps: int) -> NDArray[Any]:
+        """Return one of the ``outputs`` of ``evaluate`` as [T + 1, B]."""
+
+    @abstractmethod
+    def batch_rows(
+        self, frames: Tensors, evaluated: Tensors, num_steps: int, *, outputs: Collection[str] = ()
+    ) -> dict[str, Tensor]:
+        """Return the rows of the batch: actions, what ``heads`` needs, and those ``outputs`` of ``evaluate``."""
+
+    @abstractmethod
+    def of_steps(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return an array of steps, [T, B], by row."""
+
+    @abstractmethod
+    def heads(self, vector: Tensor, minibatch: Tensors) -> tuple[Heads, Tensors]:
+        """Return the network's heads for each step of a minibatch, and the minibatch by step. PURE, as losses are.
+
+        All tensors of steps are [N, ...]; the coefficients are as they were.
+        """
+
+    def to_device(self, array: NDArray[Any]) -> Tensor:
+        """Return an array of steps, [T, B], as a tensor by row."""
+        return to_device(self.of_steps(array), self._device)
+
+
+class StepRows(Rows):
+    """A row is a step, time first."""
+
+    def __init__(self, policy: TorchPolicy, *, minibatch_size: int) -> None:
+        """``minibatch_size``: steps of this rank's share of a minibatch."""
+        super().__init__(policy)
+        self._minibatch_size = minibatch_size
+
+    @override
+    def check(self, mask: NDArray[np.bool_]) -> None:
+        check_divides(mask, self._minibatch_size)
+
+    @property
+    @override
+    def minibatch_rows(self) -> int:
+        return self._minibatch_size
+
+    @override
+    def frames(self, slots: Arrays) -> Tensors:
+        return frame_rows(slots, self._observation, self._network, self._device)
+
+    @override
+    def evaluate(self, vector: Tensor, frames: Tensors, outputs: Outputs) -> Tensors:
+        return outputs(self._network(vector, frames), frames)
+
+    @override
+    def of_frames(self, evaluated: Tensor, num_steps: int) -> NDArray[Any]:
+        return to_host(evaluated).reshape(num_steps + 1, -1)
+
+    @override
+    def batch_rows(
+        self, frames: Tensors, evaluated: Tensors, num_steps: int, *, outputs: Collection[str] = ()
+    ) -> dict[str, Tensor]:
+        num_lanes = len(frames["action"]) // (num_steps + 1)
+        return dict(step_rows({**frames, **{name: evaluated[name] for name in outputs}}, num_steps * num_lanes))
+
+    @override
+    def of_steps(self, array: NDArray[Any]) -> NDArray[Any]:
+        return as_rows(array)
+
+    @override
+    def heads(self, vector: Tensor, minibatch: Tensors) -> tuple[Heads, Tensors]:
+        return self._network(vector, minibatch), minibatch
+
+
+class SequenceRows(Rows):
+    """A row is a sequence of L steps of a lane, with the state before its first frame.
+
+    The states within a batch are those by the weights with which its step starts; the first ones are the actor's. With
+    burn-in the network sees the frames before the sequence, too, as far as they are of the same rollout: without
+    gradients, only to bring the state up to the weights in training (Kapturowski et al. 2019, section 3.1).
+    """
+
+    def __init__(self, policy: TorchPolicy, *, minibatch_size: int, sequences: Sequences) -> None:
+        """``minibatch_size``: steps of this rank's share of a minibatch."""
+        super().__init__(policy)
+        self._state = tuple(policy.state)
+        self._minibatch_size = minibatch_size
+        self._length = sequences.length
+        self._burn_in = sequences.burn_in
+
+    @override
+    def check(self, mask: NDArray[np.bool_]) -> None:
+        check_divides(mask, self._minibatch_size)
+        if len(mask) % self._length or self._minibatch_size % self._length:
+            raise ValueError(
+                f"sequences of {self._length} steps divide neither rollouts of {len(mask)} steps nor minibatches of "
+                f"{self._minibatch_size}, or only one of them"
+            )
+
+    @property
+    @override
+    def minibatch_rows(self) -> int:
+        return self._minibatch_size // self._length
+
+    @override
+    def frames(self, slots: Arrays) -> Tensors:
+        mask = slots["mask"]
+        is_first = np.zeros((len(mask) + 1, mask.shape[1]), np.bool_)
+        np.logical_not(mask, out=is_first[1:])  # the states in the slot are those with which frame 0 was acted on
+        by_frame = {path: slots[path] for path in self._observation}
+        by_frame |= {"action": actions_of_frames(slots), IS_FIRST: is_first}
+        frames = {
+            path: to_device(np.ascontiguousarray(array.swapaxes(0, 1)), self._device)
+            for path, array in by_frame.items()
+        }
+        states = {state_field(name): to_device(slots[state_field(name)], self._device) for name in self._state}
+        return {**frames, **states}
+
+    @override
+    def evaluate(self, vector: Tensor, frames: Tensors, outputs: Outputs) -> Tensors:
+        """See ``Rows``. The states after each frame are among the outputs, [B, T + 1, ...], by their fields."""
+        state = {name: frames[state_field(name)] for name in self._state}
+        heads, states = self._unroll(vector, frames, state)
+        is_first = frames[IS_FIRST]
+        flat = {name: tensor.flatten(0, 1) for name, tensor in frames.items() if not is_state_field(name)}
+        found = outputs({name: _by_lane(tensor).flatten(0, 1) for name, tensor in heads.items()}, flat)
+        after = {state_field(name): _by_lane(tensor) for name, tensor in states.items()}
+        return {**{name: tensor.unflatten(0, is_first.shape) for name, tensor in found.items()}, **after}
+
+    @override
+    def of_frames(self, evaluated: Tensor, num_steps: int) -> NDArray[Any]:
+        return to_host(evaluated).T
+
+    @override
+    def batch_rows(
+        self, frames: Tensors, evaluated: Tensors, num_steps: int, *, outputs: Collection[str] = ()
+    ) -> dict[str, Tensor]:
+        observed = {path: frames[path] for path in (*self._observation, IS_FIRST)}
+        rows = {path: self._with_burn_in(tensor[:, :-1]) for path, tensor in observed.items()}
+        of_steps = {"action": frames["action"], **{name: evaluated[name] for name in outputs}}
+        rows |= {name: _sequences(tensor[:, :-1], self._length) for name, tensor in of_steps.items()}
+        for field in map(state_field, self._state):
+            rows[field] = self._first_states(frames[field], evaluated[field], num_steps)
+        if self._burn_in:
+            is_known = torch.arange(0, num_steps, self._length, device=self._device) >= self._burn_in
+            rows[HAS_BURN_IN] = is_known.repeat_interleave(len(frames[IS_FIRST]))
+        return rows
+
+    @override
+    def of_steps(self, array: NDArray[Any]) -> NDArray[Any]:
+        num_steps, num_lanes = array.shape[:2]
+        by_sequence = array.reshape(num_steps // self._length, self._length, num_lanes, *array.shape[2:])
+        return np.ascontiguousarray(by_sequence.swapaxes(1, 2)).reshape(-1, self._length, *array.shape[2:])
+
+    @override
+    def heads(self, vector: Tensor, minibatch: Tensors) -> tuple[Heads, Tensors]:
+        state = {name: minibatch[state_field(name)] for name in self._state}
+        frames = {path: minibatch[path] for path in (*self._observation, IS_FIRST)}
+        if self._burn_in:
+            before = {path: tensor[:, : self._burn_in] for path, tensor in frames.items()}
+            frames = {path: tensor[:, self._burn_in :] for path, tensor in frames.items()}
+            _, states = self._unroll(vector.detach(), before, state)
+            has = minibatch[HAS_BURN_IN]
+            state = {
+                name: torch.where(has.reshape(-1, *(1,) * (tensor.dim() - 1)), states[name][-1], tensor)
+                for name, tensor in state.items()
+            }
+        heads, _ = self._unroll(vector, frames, state)
+        known = {*self._observation, IS_FIRST, HAS_BURN_IN, *map(state_field, self._state)}
+        steps = {
+            name: tensor if tensor.dim() < 2 else tensor.transpose(0, 1).flatten(0, 1)
+            for name, tensor in minibatch.items()
+            if name not in known
+        }
+        return {name: tensor.flatten(0, 1) for name, tensor in heads.items()}, steps
+
+    def _unroll(self, vector: Tensor, frames: Tensors, state: Tensors) -> tuple[Heads, Tensors]:
+        """Evaluate frames, [N, L, ...] each; heads and states are [L, N, ...]."""
+        observation = {path: frames[path].transpose(0, 1) for path in self._observation}
+        return self._network.unroll(vector, observation, state, frames[IS_FIRST].transpose(0, 1))
+
+    def _with_burn_in(self, tensor: Tensor) -> Tensor:
+        """Return the sequences of [B, T, ...], each with the frames before it; those of the first ones are any."""
+        sequences = _sequences(tensor, self._length)
+        if not self._burn_in:
+            return sequences
+        earlier = torch.cat([tensor[:, : self._burn_in], tensor[:, : -self._burn_in]], dim=1)
+        return torch.cat([_sequences(earlier, self._length)[:, : self._burn_in], sequences], dim=1)
+
+    def _first_states(self, of_slot: Tensor, after: Tensor, num_steps: int) -> Tensor:
+        """Return the states before the first frame of each row, [rows, ...].
+
+        ``of_slot`` [B, ...] are the actor's, ``after`` [B, T + 1, ...] those after each frame.
+        """
+        starts = [start - self._burn_in for start in range(0, num_steps, self._length)]
+        return torch.cat([of_slot if start <= 0 else after[:, start - 1] for start in starts])
+
+
+def rows_of(policy: TorchPolicy, *, minibatch_size: int, sequences: Sequences | None) -> Rows:
+    """Return how the steps of a batch become rows for the network of ``policy``.
+
+    Args:
+        policy: Whose network is trained.
+        minibatch_size: Steps of this rank's share of a minibatch.
+        sequences: What a network that remembers is trained on; others are trained on steps.
+    """
+    if not policy.pure.is_recurrent:
+        return StepRows(policy, minibatch_size=minibatch_size)
+    if sequences is None:
+        raise ValueError("the network remembers, and is trained on sequences; none are given")
+    return SequenceRows(policy, minibatch_size=minibatch_size, sequences=sequences)
+
+
+def sequences_of(settings: ActorCriticSettings) -> Sequences:
+    """Return the sequences that a spec asks for."""
+    return Sequences(length=settings.sequence_length, burn_in=settings.burn_in)
+
+
+def _by_lane(tensor: Tensor) -> Tensor:
+    """[L, N, ...] -> [N, L, ...]."""
+    return tensor.transpose(0, 1)
+
+
+def _sequences(tensor: Tensor, length: int) -> Tensor:
+    """Return the sequences of [B, T, ...] as [T / L * B, L, ...], time first."""
+    return tensor.unflatten(1, (-1, length)).transpose(0, 1).flatten(0, 1)

@@ -1,0 +1,118 @@
+"""The rules of ``RLExperiment`` for networks that remember."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rlsrl.api.rules import CrossFieldRule, Fault, near_divisors
+from rlsrl.api.spec.algorithm import ActorCriticSettings, AlgorithmSpec
+
+if TYPE_CHECKING:
+    from rlsrl.api.spec.experiment import ExperimentSpec
+
+_TRAINED_BY = {name: block for name, block in AlgorithmSpec.blocks().items() if block.trains_recurrent}
+_RECURRENT = "has(self.policy.network.recurrent)"
+
+
+def _network_is_built_in(spec: ExperimentSpec) -> Fault | None:
+    network = spec.policy.network
+    if network.recurrent is None or network.custom is None:
+        return None
+    return Fault("is for mlp and cnn; a network of your own has its recurrent layers itself", "unset")
+
+
+def _algorithm_trains_it(spec: ExperimentSpec) -> Fault | None:
+    if spec.policy.network.recurrent is None or spec.algorithm.name in _TRAINED_BY:
+        return None
+    return Fault(
+        f"{spec.algorithm.name} trains no network that remembers",
+        f"unset, or one of the algorithms {', '.join(_TRAINED_BY)}",
+    )
+
+
+def _of_block(
+    name: str, check: Callable[[ExperimentSpec, ActorCriticSettings], Fault | None]
+) -> Callable[[ExperimentSpec], Fault | None]:
+    """Return the check for the block of that name, if it trains a network that remembers."""
+
+    def checked(spec: ExperimentSpec) -> Fault | None:
+        settings = spec.algorithm.chosen
+        if spec.policy.network.recurrent is None or spec.algorithm.name != name:
+            return None
+        assert isinstance(settings, ActorCriticSettings), "of such a block"
+        return check(spec, settings)
+
+    return checked
+
+
+def _divides_rollout(spec: ExperimentSpec, settings: ActorCriticSettings) -> Fault | None:
+    length, steps = settings.sequence_length, spec.actors.rollout_length
+    if steps % length == 0:
+        return None
+    return Fault(f"{length} does not divide actors.rolloutLength {steps}", near_divisors(steps, length))
+
+
+def _divides_minibatch(spec: ExperimentSpec, settings: ActorCriticSettings) -> Fault | None:
+    length, trainers = settings.sequence_length, spec.trainers.replicas
+    share = settings.minibatch_size // trainers
+    if settings.minibatch_size % trainers or share % length == 0:
+        return None
+    of = "minibatchSize" if trainers == 1 else f"minibatchSize {settings.minibatch_size} / {trainers} trainers ="
+    return Fault(f"{length} does not divide {of} {share}", near_divisors(share, length))
+
+
+def _burn_in_is_short(spec: ExperimentSpec, settings: ActorCriticSettings) -> Fault | None:
+    del spec
+    if settings.burn_in <= settings.sequence_length:
+        return None
+    return Fault(
+        f"{settings.burn_in} is more than sequenceLength {settings.sequence_length}",
+        f"integer from 0 to {settings.sequence_length}",
+    )
+
+
+def _rules_of(name: str) -> tuple[CrossFieldRule, ...]:
+    block = f"self.algorithm.{name}"
+    others = f"!{_RECURRENT} || !has({block}) || {block}.sequenceLength < 1"
+    share = f"({block}.minibatchSize / self.trainers.replicas)"
+    return (
+        CrossFieldRule(
+            at=f"algorithm.{name}.sequenceLength",
+            check=_of_block(name, _divides_rollout),
+            cel=f"{others} || self.actors.rolloutLength % {block}.sequenceLength == 0",
+            message="must divide actors.rolloutLength with policy.network.recurrent",
+            numbers=(("sequence", f"{block}.sequenceLength"), ("rollout", "self.actors.rolloutLength")),
+        ),
+        CrossFieldRule(
+            at=f"algorithm.{name}.sequenceLength",
+            check=_of_block(name, _divides_minibatch),
+            cel=f"{others} || self.trainers.replicas < 1 || {block}.minibatchSize % self.trainers.replicas != 0"
+            f" || {share} % {block}.sequenceLength == 0",
+            message="must divide each trainer's share of minibatchSize with policy.network.recurrent",
+            numbers=(("sequence", f"{block}.sequenceLength"), ("minibatch", f"{block}.minibatchSize")),
+        ),
+        CrossFieldRule(
+            at=f"algorithm.{name}.burnIn",
+            check=_of_block(name, _burn_in_is_short),
+            cel=f"!{_RECURRENT} || !has({block}) || {block}.burnIn <= {block}.sequenceLength",
+            message="must be at most sequenceLength with policy.network.recurrent",
+        ),
+    )
+
+
+RECURRENT_RULES: tuple[CrossFieldRule, ...] = (
+    CrossFieldRule(
+        at="policy.network.recurrent",
+        check=_network_is_built_in,
+        cel=f"!{_RECURRENT} || !has(self.policy.network.custom)",
+        message="must be unset with policy.network.custom",
+    ),
+    CrossFieldRule(
+        at="policy.network.recurrent",
+        check=_algorithm_trains_it,
+        cel=f"!{_RECURRENT} || {' || '.join(f'has(self.algorithm.{name})' for name in _TRAINED_BY)}",
+        message=f"needs one of the algorithms {', '.join(_TRAINED_BY)}",
+    ),
+    *(rule for name in _TRAINED_BY for rule in _rules_of(name)),
+)
