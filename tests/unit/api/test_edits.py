@@ -80,7 +80,7 @@ def test_a_changed_field_is_named(path: str, value: Any, does: str) -> None:
             ["policy.network.custom.factory=a:b"],
             [
                 ("spec.policy.network.mlp", MLP, None),
-                ("spec.policy.network.custom", None, {"factory": "a:b", "kwargs": {}}),
+                ("spec.policy.network.custom", None, {"factory": "a:b", "kwargs": {}, "state": {}}),
             ],
         ),
         (["environment.kwargs.x=1"], [("spec.environment.kwargs", {}, {"x": 1})]),

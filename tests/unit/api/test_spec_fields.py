@@ -112,6 +112,11 @@ def test_the_error_of_a_wrong_item_has_its_path(case: Case) -> None:
             assert str(item.bound("le")) in problem.allowed
         return
     key, value = case.kind.items
+    if value.type is int:
+        for wrong in (value.bound("ge") - 1, value.bound("le") + 1, "x", 1.5, True):
+            problem = the_problem(with_value(case, {"key": wrong}), f"{case.text}.key")
+            assert str(value.bound("le")) in problem.allowed
+        return
     long_key = "k" * (key.bound("max_length") + 1)
     for name, wrong, allowed in (
         (long_key, "x", key.bound("max_length")),

@@ -61,7 +61,7 @@ def policy_of(kind: str, env_spec: EnvSpec, *, seed: int = 3) -> tuple[TorchPoli
 
 def slots_of(env_spec: EnvSpec, kind: str, number: int = 3) -> list[Slot]:
     """Return slots that follow each other: the first frame of each is the last of the one before."""
-    rng, state = np.random.default_rng(5), state_specs(network_of(kind))
+    rng, state = np.random.default_rng(5), state_specs(network_of(kind).state_sizes)
     slots = [
         random_slot(env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng, end_probability=0.2, state=state)
         for _ in range(number)
@@ -93,7 +93,7 @@ def test_a_layer_computes_what_torchs_does(kind: str) -> None:
 class ByStep(nn.Module):
     """A network of a user's own without ``unroll``: it counts how often it saw a positive first feature."""
 
-    state_shapes: Mapping[str, tuple[int, ...]] = {"count": ()}
+    state_sizes: Mapping[str, int] = {"count": 1}
 
     def __init__(self, env_spec: EnvSpec) -> None:
         super().__init__()
@@ -101,8 +101,8 @@ class ByStep(nn.Module):
 
     def forward(self, observation: Observation, state: State) -> tuple[Heads, State]:
         (seen,) = observation.values()
-        count = state["count"] + (seen.reshape(len(seen), -1)[:, 0] > 0).float()
-        return {POLICY_HEAD: self.last(count.unsqueeze(-1))}, {"count": count}
+        count = state["count"] + (seen.reshape(len(seen), -1)[:, :1] > 0).float()
+        return {POLICY_HEAD: self.last(count)}, {"count": count}
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "own"])
@@ -114,7 +114,7 @@ def test_an_unrolled_network_computes_what_it_does_step_by_step(kind: str) -> No
         else policy_of(kind, env_spec)[0].network
     )
     frames = {path: torch.randn(NUM_STEPS, NUM_LANES, *spec.shape) for path, spec in env_spec.observation.items()}
-    state = {name: torch.rand(NUM_LANES, *shape) for name, shape in network.state_shapes.items()}
+    state = {name: torch.rand(NUM_LANES, size) for name, size in network.state_sizes.items()}
     is_first = torch.rand(NUM_STEPS, NUM_LANES) < 0.2
     is_first[0, 1] = True
 
@@ -350,7 +350,7 @@ def test_a_recurrent_layer_stands_behind_the_convolutional_network() -> None:
 
 def test_a_network_whose_state_has_other_shapes_than_it_says_is_refused() -> None:
     class Wrong(ByStep):
-        state_shapes: Mapping[str, tuple[int, ...]] = {"count": (), "more": (2,)}
+        state_sizes: Mapping[str, int] = {"count": 1, "more": 2}
 
-    with pytest.raises(ConfigurationError, match="returns a state of shapes .*its state_shapes are"):
+    with pytest.raises(ConfigurationError, match="returns a state of shapes .*its state_sizes are"):
         build_network(Wrong, discrete_env_spec(), {}, seed=0, outputs="policy")

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.api.spec import Network, VectorActions
+from rlsrl.api.spec import VectorActions
 
 Arrays = Mapping[str, NDArray[Any]]
 """Arrays by path, for example ``{"observation": ..., "reward": ...}``."""
@@ -232,9 +232,9 @@ class EnvSpec:
         return cls(observation=observation, action=ActionSpec.from_json(value["action"]))
 
 
-def state_specs(network: Network) -> dict[str, ArraySpec]:
-    """Return the spec of a network's recurrent state by name, per lane; empty for a network without."""
-    return {name: ArraySpec(shape=shape, dtype="float32") for name, shape in network.state_shapes.items()}
+def state_specs(sizes: Mapping[str, int]) -> dict[str, ArraySpec]:
+    """Return the specs of a network's recurrent state of those sizes by name, per lane."""
+    return {name: ArraySpec(shape=(size,), dtype="float32") for name, size in sizes.items()}
 
 
 def digest(value: Any) -> str:

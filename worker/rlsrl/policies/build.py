@@ -21,7 +21,7 @@ from rlsrl.policies.networks import (
     VALUE_HEAD,
     acting_head,
     num_choices,
-    state_shapes_of,
+    state_sizes_of,
 )
 from rlsrl.runtime.errors import ConfigurationError
 
@@ -96,8 +96,8 @@ def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device,
         path: torch.zeros((PROBE_LANES, *spec.shape), dtype=getattr(torch, spec.dtype), device=device)
         for path, spec in env_spec.observation.items()
     }
-    shapes_of_state = state_shapes_of(network)
-    state = {name: torch.zeros((PROBE_LANES, *shape), device=device) for name, shape in shapes_of_state.items()}
+    sizes = dict(state_sizes_of(network))
+    state = {name: torch.zeros((PROBE_LANES, size), device=device) for name, size in sizes.items()}
     try:
         with torch.no_grad():
             heads, state = network(observation, state) if state else (network(observation), {})
@@ -107,10 +107,11 @@ def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device,
             f"the network of {name} raised {type(error).__name__} for observations of shape {shapes} ({device}): "
             f"{error}"
         ) from error
-    found_shapes = {name: tuple(tensor.shape[1:]) for name, tensor in state.items()}
-    if found_shapes != {name: tuple(shape) for name, shape in shapes_of_state.items()}:
+    found_shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    if found_shapes != {name: (PROBE_LANES, size) for name, size in sizes.items()}:
         raise ConfigurationError(
-            f"the network of {name} returns a state of shapes {found_shapes}; its state_shapes are {shapes_of_state}"
+            f"for {PROBE_LANES} observations the network of {name} returns a state of shapes {found_shapes}; its "
+            f"state_sizes are {sizes}"
         )
     needed = HEADS[outputs]
     if ACTION_VALUES_HEAD in needed:

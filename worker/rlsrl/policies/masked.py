@@ -23,7 +23,7 @@ from rlsrl.policies.networks import (
     RecurrentNetwork,
     State,
     acting_head,
-    state_shapes_of,
+    state_sizes_of,
     unrolled,
 )
 
@@ -78,9 +78,9 @@ class MaskedRecurrentNetwork(_Masked):
     """A recurrent network, whose acting head is masked."""
 
     @property
-    def state_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of the network's state."""
-        return state_shapes_of(self.network)
+    def state_sizes(self) -> Mapping[str, int]:
+        """The sizes of the network's state."""
+        return state_sizes_of(self.network)
 
     @override
     def forward(self, observation: Observation, state: State) -> tuple[Heads, State]:

@@ -27,7 +27,7 @@ Observation = Mapping[str, Tensor]
 Heads = Mapping[str, Tensor]
 """A network's outputs by the names of its heads."""
 State = Mapping[str, Tensor]
-"""The recurrent state by name, each [N, *shape] float32."""
+"""The recurrent state by name, each [N, size] float32."""
 
 POLICY_HEAD, VALUE_HEAD, ACTION_VALUES_HEAD, QUANTILES_HEAD = "policy", "value", "q", "quantiles"
 HEADS: Mapping[NetworkOutputs, tuple[str, ...]] = {
@@ -68,8 +68,8 @@ class PolicyNetwork(Protocol):
 class RecurrentNetwork(Protocol):
     """The protocol of networks that remember: an ``nn.Module`` with these members in place of ``PolicyNetwork``'s."""
 
-    state_shapes: Mapping[str, tuple[int, ...]]
-    """The shapes of one environment's state, by name. Episodes begin with zeros."""
+    state_sizes: Mapping[str, int]
+    """The numbers of each array of one environment's state, by name. Episodes begin with zeros."""
 
     def forward(self, observation: Observation, state: State) -> tuple[Heads, State]:
         """Return the heads for the observations of N environments, and the state with which the next ones are seen.
@@ -92,11 +92,11 @@ def unrolled(network: nn.Module, observation: Observation, state: State, is_firs
     Args:
         network: A ``RecurrentNetwork``.
         observation: By path, each [L, N, *shape].
-        state: Before the first frame, by name, each [N, *shape].
+        state: Before the first frame, by name, each [N, size].
         is_first: Whether the frame is the first of an episode, [L, N] bool: it is seen with a state of zeros.
 
     Returns:
-        The heads, each [L, N, ...], and the states, each [L, N, *shape].
+        The heads, each [L, N, ...], and the states, each [L, N, size].
     """
     if isinstance(network, UnrolledNetwork):
         return network.unroll(observation, state, is_first)
@@ -110,17 +110,17 @@ def unrolled(network: nn.Module, observation: Observation, state: State, is_firs
 
 
 def without(state: Tensor, is_first: Tensor) -> Tensor:
-    """Return the state, [N, *shape], with zeros for the environments that begin an episode, [N] bool."""
-    return state.masked_fill(is_first.reshape(-1, *(1,) * (state.dim() - 1)), 0.0)
+    """Return the state, [N, size], with zeros for the environments that begin an episode, [N] bool."""
+    return state.masked_fill(is_first.unsqueeze(-1), 0.0)
 
 
 def _stacked(found: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([each[name] for each in found]) for name in found[0]}
 
 
-def state_shapes_of(network: nn.Module) -> Mapping[str, tuple[int, ...]]:
-    """Return the shapes of a network's recurrent state, by name; empty for one without."""
-    return network.state_shapes if isinstance(network, RecurrentNetwork) else {}
+def state_sizes_of(network: nn.Module) -> Mapping[str, int]:
+    """Return the sizes of a network's recurrent state, by name; empty for one without."""
+    return network.state_sizes if isinstance(network, RecurrentNetwork) else {}
 
 
 def acting_head(heads: Heads) -> str:

@@ -54,8 +54,8 @@ class RecurrentModule(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of one environment's state, by name; its output is ``hidden``."""
+    def state_sizes(self) -> dict[str, int]:
+        """The sizes of one environment's state, by name; its output is ``hidden``."""
 
     @abstractmethod
     def step(self, projected: Tensor, state: State) -> dict[str, Tensor]:
@@ -84,8 +84,8 @@ class Gru(RecurrentModule):
 
     @property
     @override
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"hidden": (self.size,)}
+    def state_sizes(self) -> dict[str, int]:
+        return {"hidden": self.size}
 
     @override
     def step(self, projected: Tensor, state: State) -> dict[str, Tensor]:
@@ -106,8 +106,8 @@ class Lstm(RecurrentModule):
 
     @property
     @override
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"hidden": (self.size,), "cell": (self.size,)}
+    def state_sizes(self) -> dict[str, int]:
+        return {"hidden": self.size, "cell": self.size}
 
     @override
     def step(self, projected: Tensor, state: State) -> dict[str, Tensor]:
@@ -171,9 +171,9 @@ class RecurrentPolicy(nn.Module):
         self.log_std = constant_deviations(self._action)
 
     @property
-    def state_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of the recurrent layer's state."""
-        return self.recurrent.state_shapes
+    def state_sizes(self) -> Mapping[str, int]:
+        """The sizes of the recurrent layer's state."""
+        return self.recurrent.state_sizes
 
     @override
     def forward(self, observation: Observation, state: State) -> tuple[Heads, State]:

@@ -20,7 +20,7 @@ from rlsrl.data.slots import state_field
 from rlsrl.data.specs import ActionPart, Arrays, EnvSpec
 from rlsrl.envs.interface import EnvironmentInterface
 from rlsrl.envs.spaces import action_leaves
-from rlsrl.policies.networks import Observation, acting_head, state_shapes_of
+from rlsrl.policies.networks import Observation, acting_head, state_sizes_of
 from rlsrl.policies.normalization import CLIP_RANGE, Standardization, standardizations
 
 
@@ -38,7 +38,7 @@ class StandalonePolicy(nn.Module):
         found = standardizations(statistics, spec.observation)
         self._places = {path: place for place, path in enumerate(found)}
         self.normalizations = nn.ModuleList(Normalization(each) for each in found.values())
-        self._state = tuple(state_shapes_of(network))
+        self._state = tuple(state_sizes_of(network))
         self._parts = spec.action.parts
         is_scaled = interface.vector_actions != "gaussian"
         leaves = action_leaves(interface.action_space)

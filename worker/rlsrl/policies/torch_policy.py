@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from rlsrl.api.spec import NetworkOutputs
 from rlsrl.data.inference import RolloutRequest, RolloutResult, batch_observations, batch_states, split_results
-from rlsrl.data.specs import Arrays, ArraySpec, EnvSpec
+from rlsrl.data.specs import Arrays, EnvSpec, state_specs
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import Policy
@@ -27,7 +27,7 @@ from rlsrl.policies.networks import (
     ExportableNetwork,
     Observation,
     acting_output,
-    state_shapes_of,
+    state_sizes_of,
 )
 from rlsrl.policies.normalization import Standardization, standardizations, standardized
 from rlsrl.policies.recorded import RecordedEvaluation
@@ -54,9 +54,7 @@ class TorchPolicy(Policy):
         self._vector = self.layout.flatten(network)
         self.device = self._vector.device
         """The device that evaluates the network."""
-        self.state = {
-            name: ArraySpec(shape=tuple(shape), dtype="float32") for name, shape in state_shapes_of(network).items()
-        }
+        self.state = state_specs(state_sizes_of(network))
         self.is_quick = self.device.type == "cuda"
         records = self.is_quick and not self.state
         self._recorded = RecordedEvaluation(network, self.device) if records else None

@@ -151,7 +151,7 @@ class TrainedPolicy:
             greedy=greedy,
         )
         actor.load(stored.parameters)
-        return OneStepActor(actor, spec, state_specs(config.network))
+        return OneStepActor(actor, spec, state_specs(config.network.state_sizes))
 
 
 def load(

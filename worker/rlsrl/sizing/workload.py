@@ -280,7 +280,7 @@ def workload_of(
     """Return the experiment in numbers."""
     ring_size, num_steps = spec.actors.ring_size, spec.actors.rollout_length
     lanes = max(spec.actors.rollout_environments)
-    state = state_specs(spec.policy.network)
+    state = state_specs(spec.policy.network.state_sizes)
     layout = rollout_layout(
         env_spec,
         num_steps=num_steps,

@@ -245,7 +245,9 @@ def legal(case: Case) -> Any:
         return [INFO_KEYS[0] if kind.items[0].type is str else kind.items[0].bound("ge")]
     if get_origin(kind.type) is dict:
         # Other names than in ``kwargs``: each argument is given once.
-        return {f"{case.path[-1]}_key": _legal_entry(kind)} if case.path[:-1] == BY_RANK else {"key": "value"}
+        if case.path[:-1] == BY_RANK:
+            return {f"{case.path[-1]}_key": _legal_entry(kind)}
+        return {"key": kind.items[1].bound("ge") if kind.items[1].type is int else "value"}
     if kind.type is bool:
         return False
     low = kind.bound("ge")
@@ -301,6 +303,8 @@ def with_value(case: Case, value: Any) -> JsonDocument:
     spec = document["spec"]
     if case.path[-1] in VALUE_OPTIONS:
         spec["algorithm"] = {"pqn": {}}
+    if case.path[:4] == (*NETWORK, "recurrent"):
+        _opened(document, NETWORK).setdefault("mlp", {})
     is_for_replay = case.path[:2] == ("spec", "pacing") and case.path[-1] in RATIO
     if is_for_replay or case.path[:3] == ("spec", "bufferWorkers", "volume"):
         _opened(document, STORES["custom"])
@@ -312,6 +316,7 @@ def with_value(case: Case, value: Any) -> JsonDocument:
     return document
 
 
+NETWORK = ("spec", "policy", "network")
 START = ("spec", "parameters", "from")
 """Where a document names the weights from which a run starts."""
 STARTS: tuple[JsonDocument, ...] = (
@@ -418,6 +423,7 @@ def variation(rng: random.Random) -> JsonDocument:
     divisors = [number for number in range(2, min(transitions, 5000) + 1) if transitions % number == 0]
     *above, size = MINIBATCH_SIZES[algorithm]
     _opened(document, ("spec", *above))[size] = rng.choice(divisors)
+    _fit_memory(document, algorithm, rng)
     num_actors = min(actors["replicas"], total)
     if total % num_actors:
         spec.pop("bufferWorkers", None)
@@ -437,6 +443,21 @@ def variation(rng: random.Random) -> JsonDocument:
     if "each" in spec["environment"].get("kwargsByRank", {}):
         spec["environment"]["kwargsByRank"]["each"] = {"shard": [{"files": [number]} for number in range(total)]}
     return document
+
+
+def _fit_memory(document: JsonDocument, algorithm: str, rng: random.Random) -> None:
+    """Change what does not go with a network that remembers, or the network."""
+    network, block = _mapping_at(document, NETWORK) or {}, inside(document, ("spec", "algorithm", algorithm))
+    if not ALGORITHMS[algorithm].trains_recurrent or "custom" in network:
+        network.pop("recurrent", None)
+    if not ALGORITHMS[algorithm].trains_recurrent and "custom" in network:
+        network["custom"].pop("state", None)
+    if "recurrent" in network and not network.keys() & {"mlp", "cnn"}:
+        network["mlp"] = {}
+    if "recurrent" in network or "state" in network.get("custom", {}):
+        together = math.gcd(document["spec"]["actors"]["rolloutLength"], block["minibatchSize"])
+        block["sequenceLength"] = rng.choice([length for length in range(1, together + 1) if together % length == 0])
+        block["burnIn"] = rng.choice([0, block["sequenceLength"]])
 
 
 def _fit_replay(document: JsonDocument, store: tuple[str, ...], rng: random.Random, *, num_environments: int) -> None:
@@ -483,6 +504,9 @@ def random_legal(case: Case, rng: random.Random) -> Any:
         if item.type is str:
             return rng.choices(INFO_KEYS, k=number)
         return [rng.randint(item.bound("ge"), item.bound("le")) for _ in range(number)]
+    if get_origin(kind.type) is dict and kind.items[1].type is int:
+        low, high = kind.items[1].bound("ge"), kind.items[1].bound("le")
+        return {f"key{number}": rng.choice([low, high]) for number in range(rng.randint(1, kind.bound("max_length")))}
     if get_origin(kind.type) is dict and kind.items[1].type is not str:
         if case.path[-1] == "podTemplate":
             return copy.deepcopy(rng.choice(POD_TEMPLATES))
@@ -683,6 +707,22 @@ def _replay(document: JsonDocument, rng: random.Random) -> None:
         spec.setdefault("policy", {})["normalizeObservations"] = True
 
 
+def _remember(document: JsonDocument, rng: random.Random) -> None:
+    """Let the network remember, whatever algorithm trains it, on sequences of some length."""
+    spec = document["spec"]
+    own = {"factory": "package.module:make"}
+    spec.setdefault("policy", {})["network"] = copy.deepcopy(
+        rng.choice([
+            {"mlp": {}, "recurrent": {}}, {"cnn": {}, "recurrent": {"kind": "lstm"}},
+            {"custom": {**own, "state": {"hidden": 64}}}, {"custom": own, "recurrent": {}},
+        ])
+    )  # fmt: skip
+    if rng.random() < 0.8:
+        algorithm = rng.choice(("ppo", "vtrace"))
+        spec["algorithm"] = {algorithm: (spec.get("algorithm") or {}).get(algorithm) or {}}
+        spec["algorithm"][algorithm] |= {"sequenceLength": rng.choice([1, 2, 3, 5, 8]), "burnIn": rng.choice([0, 1, 6])}
+
+
 def _pause(document: JsonDocument, rng: random.Random) -> None:
     """Pause workers that may exist or not, by a correct entry or a wrong one."""
     document["spec"]["paused"] = [copy.deepcopy(rng.choice([*BROKEN_PAUSED, *PAUSED]))]
@@ -703,8 +743,9 @@ def _lower_the_lag(document: JsonDocument, rng: random.Random) -> None:
 _CHANGES = (
     _change_a_value, _misspell, _leave_out, _add, _give_another_member, _break_arithmetic, _leave_the_end_open,
     _vectorize, _fix_a_version, _lower_the_lag, _break_egress, _pause, _break_arithmetic, _replay, _replay,
+    _remember, _remember,
 )  # fmt: skip
-"""The rules that arithmetic and replay break are the most, so that they have two entries."""
+"""The rules that arithmetic, replay and memory break are the most, so that they have two entries."""
 
 
 ARITHMETIC = (

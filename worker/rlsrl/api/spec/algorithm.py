@@ -203,11 +203,11 @@ class ActorCriticSettings(MinibatchSettings):
     trains_recurrent: ClassVar[bool] = True
 
     sequence_length: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 16
-    """With policy.network.recurrent: steps of the sequences that the network is trained on, through which gradients
-    flow. Must divide rolloutLength and each trainer's share of minibatchSize."""
+    """For networks that remember: steps of the sequences that they are trained on, through which gradients flow. Must
+    divide rolloutLength and each trainer's share of minibatchSize."""
     burn_in: Annotated[int, Field(ge=0, le=65_536), INTEGRAL] = 0
-    """With policy.network.recurrent: steps before each sequence that bring its first state up to the weights in
-    training, without gradients (Kapturowski et al. 2019). At most sequenceLength."""
+    """For networks that remember: steps before each sequence that bring its first state up to the weights in training,
+    without gradients (Kapturowski et al. 2019). At most sequenceLength."""
     entropy_coefficient: Annotated[float, Field(ge=0, le=10), LIVE] = 0.0
     """Weight of the entropy bonus in the loss."""
     entropy_coefficient_schedule: Annotated[ScheduleSpec, LIVE] | None = None

@@ -13,6 +13,8 @@ HiddenSizes = Annotated[
     tuple[Annotated[int, Field(ge=1, le=65_536), INTEGRAL], ...], Field(strict=False, min_length=1, max_length=16)
 ]
 """Units of each hidden layer."""
+StateSize = Annotated[int, Field(ge=1, le=1_048_576), INTEGRAL]
+"""Numbers of an array of a recurrent state, for one environment."""
 VALUE_OPTIONS = ("dueling", "quantiles")
 """The fields of built-in networks that only algorithms use which learn the values of actions."""
 
@@ -62,9 +64,9 @@ class Recurrent(Model):
     """Units of the layer."""
 
     @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the layer's state, by name."""
-        return dict.fromkeys(("hidden", "cell") if self.kind == "lstm" else ("hidden",), (self.size,))
+    def state_sizes(self) -> dict[str, int]:
+        """The sizes of the layer's state, by name."""
+        return dict.fromkeys(("hidden", "cell") if self.kind == "lstm" else ("hidden",), self.size)
 
 
 class CustomNetwork(Model):
@@ -74,6 +76,9 @@ class CustomNetwork(Model):
     """A callable that gets the environment's spaces and returns the network."""
     kwargs: Arguments = Field(default_factory=dict)
     """Further arguments for the factory: any JSON of at most 32768 characters, together with ``environment.kwargs``."""
+    state: Annotated[dict[str, StateSize], Field(max_length=16)] = Field(default_factory=dict)
+    """How many numbers each array of the network's recurrent state has, by name: ``{hidden: 64}``. By default the
+    network remembers nothing."""
 
 
 class Network(Model):
@@ -89,9 +94,11 @@ class Network(Model):
     """A recurrent layer behind ``mlp`` or ``cnn``. By default the policy depends on the present observation alone."""
 
     @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the recurrent state of one environment, by name; empty for a network without."""
-        return {} if self.recurrent is None else self.recurrent.state_shapes
+    def state_sizes(self) -> dict[str, int]:
+        """The sizes of the recurrent state of one environment, by name; empty for a network without."""
+        if self.custom is not None:
+            return dict(self.custom.state)
+        return {} if self.recurrent is None else self.recurrent.state_sizes
 
 
 class PolicySpec(Model):

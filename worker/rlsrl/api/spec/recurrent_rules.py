@@ -13,22 +13,33 @@ if TYPE_CHECKING:
 
 _TRAINED_BY = {name: block for name, block in AlgorithmSpec.blocks().items() if block.trains_recurrent}
 _RECURRENT = "has(self.policy.network.recurrent)"
+_STATE = "self.policy.network.custom.state"
+_OWN = f"(has(self.policy.network.custom) && has({_STATE}) && size({_STATE}) > 0)"
+_REMEMBERS = f"({_RECURRENT} || {_OWN})"
 
 
 def _network_is_built_in(spec: ExperimentSpec) -> Fault | None:
     network = spec.policy.network
     if network.recurrent is None or network.custom is None:
         return None
-    return Fault("is for mlp and cnn; a network of your own has its recurrent layers itself", "unset")
+    return Fault("is for mlp and cnn; a network of your own declares custom.state", "unset")
 
 
-def _algorithm_trains_it(spec: ExperimentSpec) -> Fault | None:
-    if spec.policy.network.recurrent is None or spec.algorithm.name in _TRAINED_BY:
-        return None
-    return Fault(
-        f"{spec.algorithm.name} trains no network that remembers",
-        f"unset, or one of the algorithms {', '.join(_TRAINED_BY)}",
-    )
+def _algorithm_trains(member: str) -> Callable[[ExperimentSpec], Fault | None]:
+    """Return the check that the algorithm trains a network that remembers, as that member of ``network`` says."""
+
+    def check(spec: ExperimentSpec) -> Fault | None:
+        network = spec.policy.network
+        if not network.state_sizes or (network.custom is None) != (member == "recurrent"):
+            return None
+        if spec.algorithm.name in _TRAINED_BY:
+            return None
+        return Fault(
+            f"{spec.algorithm.name} trains no network that remembers",
+            f"unset, or one of the algorithms {', '.join(_TRAINED_BY)}",
+        )
+
+    return check
 
 
 def _of_block(
@@ -38,7 +49,7 @@ def _of_block(
 
     def checked(spec: ExperimentSpec) -> Fault | None:
         settings = spec.algorithm.chosen
-        if spec.policy.network.recurrent is None or spec.algorithm.name != name:
+        if not spec.policy.network.state_sizes or spec.algorithm.name != name:
             return None
         assert isinstance(settings, ActorCriticSettings), "of such a block"
         return check(spec, settings)
@@ -74,14 +85,14 @@ def _burn_in_is_short(spec: ExperimentSpec, settings: ActorCriticSettings) -> Fa
 
 def _rules_of(name: str) -> tuple[CrossFieldRule, ...]:
     block = f"self.algorithm.{name}"
-    others = f"!{_RECURRENT} || !has({block}) || {block}.sequenceLength < 1"
+    others = f"!{_REMEMBERS} || !has({block}) || {block}.sequenceLength < 1"
     share = f"({block}.minibatchSize / self.trainers.replicas)"
     return (
         CrossFieldRule(
             at=f"algorithm.{name}.sequenceLength",
             check=_of_block(name, _divides_rollout),
             cel=f"{others} || self.actors.rolloutLength % {block}.sequenceLength == 0",
-            message="must divide actors.rolloutLength with policy.network.recurrent",
+            message="must divide actors.rolloutLength with a network that remembers",
             numbers=(("sequence", f"{block}.sequenceLength"), ("rollout", "self.actors.rolloutLength")),
         ),
         CrossFieldRule(
@@ -89,14 +100,14 @@ def _rules_of(name: str) -> tuple[CrossFieldRule, ...]:
             check=_of_block(name, _divides_minibatch),
             cel=f"{others} || self.trainers.replicas < 1 || {block}.minibatchSize % self.trainers.replicas != 0"
             f" || {share} % {block}.sequenceLength == 0",
-            message="must divide each trainer's share of minibatchSize with policy.network.recurrent",
+            message="must divide each trainer's share of minibatchSize with a network that remembers",
             numbers=(("sequence", f"{block}.sequenceLength"), ("minibatch", f"{block}.minibatchSize")),
         ),
         CrossFieldRule(
             at=f"algorithm.{name}.burnIn",
             check=_of_block(name, _burn_in_is_short),
-            cel=f"!{_RECURRENT} || !has({block}) || {block}.burnIn <= {block}.sequenceLength",
-            message="must be at most sequenceLength with policy.network.recurrent",
+            cel=f"!{_REMEMBERS} || !has({block}) || {block}.burnIn <= {block}.sequenceLength",
+            message="must be at most sequenceLength with a network that remembers",
         ),
     )
 
@@ -108,11 +119,14 @@ RECURRENT_RULES: tuple[CrossFieldRule, ...] = (
         cel=f"!{_RECURRENT} || !has(self.policy.network.custom)",
         message="must be unset with policy.network.custom",
     ),
-    CrossFieldRule(
-        at="policy.network.recurrent",
-        check=_algorithm_trains_it,
-        cel=f"!{_RECURRENT} || {' || '.join(f'has(self.algorithm.{name})' for name in _TRAINED_BY)}",
-        message=f"needs one of the algorithms {', '.join(_TRAINED_BY)}",
+    *(
+        CrossFieldRule(
+            at=f"policy.network.{member}",
+            check=_algorithm_trains(member),
+            cel=f"!{applies} || {' || '.join(f'has(self.algorithm.{name})' for name in _TRAINED_BY)}",
+            message=f"needs one of the algorithms {', '.join(_TRAINED_BY)}",
+        )
+        for member, applies in (("recurrent", _RECURRENT), ("custom.state", _OWN))
     ),
     *(rule for name in _TRAINED_BY for rule in _rules_of(name)),
 )

@@ -120,7 +120,7 @@ def build_actor(config: ActorConfig, context: WorkerContext, *, still_wanted: Ca
                 env_spec,
                 num_steps=config.rollout_length,
                 num_lanes=len(config.environment_ranks_of(context.index)) // len(groups),
-                state=state_specs(config.network),
+                state=state_specs(config.network.state_sizes),
                 discounted_return=config.return_discount is not None,
                 episode_info=config.environment.episode_info,
             ),
@@ -201,7 +201,7 @@ def _remote_groups(
             num_lanes=envs.num_envs,
             rng=rng,
             exploration=_exploration(config, ranks[number * size : (number + 1) * size]),
-            state=state_specs(config.network),
+            state=state_specs(config.network.state_sizes),
         )
         returns = _returns(config, envs.num_envs)
         groups.append(LockstepEnvGroup(envs, actor, num_steps=num_steps, returns=returns))
@@ -235,7 +235,7 @@ def _inference_client(
     options = InferenceClientOptions(
         token=context.token,
         tls=context.tls,
-        layout=InferenceLayout.of(env_spec, state_specs(config.network)),
+        layout=InferenceLayout.of(env_spec, state_specs(config.network.state_sizes)),
         home=context.index,
         find=context.directory.find,
     )
@@ -310,7 +310,7 @@ def _requesting_group(
 ) -> ThreadedEnvGroup:
     """Return a group whose lanes' requests ``evaluation`` answers. ``loads`` get the weights of each slot, in turn."""
     lanes = _lanes(config, context)
-    states = [LaneStates(state_specs(config.network), 1) for _ in range(envs.num_envs)]
+    states = [LaneStates(state_specs(config.network.state_sizes), 1) for _ in range(envs.num_envs)]
     first, second = (
         RequestingLanes(envs.spec, requests, number=number, load=load, **lanes, states=states)
         for number, load in enumerate(loads)

@@ -39,7 +39,7 @@ def build_buffer(config: BufferConfig, context: WorkerContext) -> BufferParts:
         spec_of_environments(config.environment, context),
         num_steps=config.rollout_length,
         num_lanes=config.lanes_per_slot,
-        state=state_specs(config.network),
+        state=state_specs(config.network.state_sizes),
         discounted_return=config.has_discounted_return,
         episode_info=config.environment.episode_info,
     )

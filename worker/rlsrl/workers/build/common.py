@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from rlsrl.api.spec import VALUE_OPTIONS, ExperimentSpec, Network, NetworkOutputs, WorkerEnvironment
-from rlsrl.data.specs import EnvSpec
+from rlsrl.data.specs import EnvSpec, state_specs
 from rlsrl.envs.factory import AtariOptions, EnvironmentSource, environment_interface
 from rlsrl.envs.http.options import HttpOptions
 from rlsrl.envs.interface import EnvironmentInterface
@@ -18,6 +18,7 @@ from rlsrl.parameters.protocols import ParameterSource, SourceTimeout, TrainerSt
 from rlsrl.policies.acting import LocalActor, PolicyActor
 from rlsrl.policies.exported import ExportedActor
 from rlsrl.policies.numpy_policy import NumpyActor
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.workers.context import WorkerContext
 from rlsrl.workers.server_waits import ServerWaitReport
 
@@ -203,7 +204,13 @@ def torch_policy(
         kwargs = {**network.mlp.model_dump(exclude=without), **behind}
     network_seed, on = derived_seed(seed, "network"), CPU if device is None else device
     module = build_network(factory, env_spec, kwargs, seed=network_seed, device=on, outputs=outputs)
-    return TorchPolicy(module, env_spec, outputs=outputs)
+    policy = TorchPolicy(module, env_spec, outputs=outputs)
+    if policy.state != state_specs(network.state_sizes):
+        raise ConfigurationError(
+            f"policy.network.custom.state is {network.state_sizes}, and the network's state_sizes are "
+            f"{ {name: spec.size for name, spec in policy.state.items()} }; they must be equal"
+        )
+    return policy
 
 
 def effort_of(spec: ExperimentSpec, env_spec: EnvSpec) -> NetworkEffort:

@@ -134,7 +134,7 @@ def begin_evaluation(
             max_steps=plan.max_steps,
             episode_info=reports.keys,
             faults=faults,
-            state=state_specs(plan.network),
+            state=state_specs(plan.network.state_sizes),
         )
     except BaseException:
         envs.close()

@@ -84,7 +84,7 @@ def batch_layout(config: TrainerConfig, env_spec: EnvSpec) -> SlotLayout:
         env_spec,
         num_steps=config.rollout_length,
         num_lanes=config.lanes_per_rank,
-        state=state_specs(config.network),
+        state=state_specs(config.network.state_sizes),
         discounted_return=config.algorithm.chosen.normalize_rewards,
         episode_info=config.environment.episode_info,
     )

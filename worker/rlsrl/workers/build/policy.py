@@ -53,7 +53,7 @@ def build_policy_worker(
             own_address(config.serving(config.inference_endpoints, context.index)),
             token=context.token,
             tls=context.tls,
-            layout=InferenceLayout.of(env_spec, state_specs(config.network)),
+            layout=InferenceLayout.of(env_spec, state_specs(config.network.state_sizes)),
             on_refused=lambda kind: context.metrics.inference_refused.labels(kind=kind).inc(),
             on_unauthenticated=context.count_unauthenticated,
         )

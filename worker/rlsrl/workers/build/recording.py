@@ -50,7 +50,7 @@ def begin_recording(
         spec = EnvironmentInterface.of(env).spec
         actor = evaluating_actor(plan, exported_actor(metadata), spec, num_steps=1, num_lanes=1)
         actor.load(parameters)
-        policy = VersionPolicy(OneStepActor(actor, spec, state_specs(plan.network)), env)
+        policy = VersionPolicy(OneStepActor(actor, spec, state_specs(plan.network.state_sizes)), env)
     except BaseException:
         env.close()
         caller.close()
