@@ -163,14 +163,15 @@ def balancing(made: ExportedActor) -> Parameters:
     """Return weights that push the cart to the side where the pole falls."""
     rng = np.random.default_rng(0)
     vector = np.zeros(made.num_parameters, np.float32)
-    for layer in made.layers:
+    dense = [layer for layer in made.layers if isinstance(layer, DenseLayer)]
+    for layer in dense:
         size = layer.in_size * layer.out_size
         vector[layer.weight_offset : layer.weight_offset + size] = rng.standard_normal(size) * 1e-3
     first, second, last = (
         vector[layer.weight_offset : layer.weight_offset + layer.in_size * layer.out_size].reshape(
             layer.out_size, layer.in_size
         )
-        for layer in made.layers
+        for layer in dense
     )
     first[0] = (0.05, 0.2, 1.0, 0.5)
     second[0, 0] = 1.0

@@ -1,4 +1,4 @@
-"""Networks that remember are trained on sequences, whose first states are those that the rollout had."""
+"""Recurrent networks are trained on sequences, whose first states are those that the rollout had."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_rows_without_transitions_are_never_read() -> None:
 def test_a_batch_that_does_not_divide_is_refused(steps: int, size: int) -> None:
     policy = policy_of("gru")
     rows = rows_of(policy, minibatch_size=size, sequences=Sequences(length=LENGTH))
-    with pytest.raises(ValueError, match="sequences of 6 steps|no multiple of the minibatch size"):
+    with pytest.raises(ValueError, match=r"sequences of 6 steps|no multiple of the minibatch size"):
         rows.check(np.ones((steps, size), np.bool_))
 
 

@@ -1,10 +1,11 @@
-"""Networks that remember: their layers are torch's, and every way to act goes on with the state of the frame before."""
+"""Recurrent networks: their layers are torch's, and every way to act starts from the state of the frame before."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def network_of(kind: str) -> Network:
 
 
 def policy_of(kind: str, env_spec: EnvSpec, *, seed: int = 3) -> tuple[TorchPolicy, Parameters]:
-    """Return a policy with random weights, which remembers much."""
+    """Return a policy with random weights, whose actions depend much on its state."""
     policy = torch_policy(network_of(kind), env_spec, outputs="policyAndValue", seed=0)
     vector = np.random.default_rng(seed).standard_normal(policy.layout.num_parameters).astype(np.float32)
     parameters = replace(policy.parameters(Version(1, 2)), vector=vector)
@@ -66,7 +67,7 @@ def slots_of(env_spec: EnvSpec, kind: str, number: int = 3) -> list[Slot]:
         random_slot(env_spec, num_steps=NUM_STEPS, num_lanes=NUM_LANES, rng=rng, end_probability=0.2, state=state)
         for _ in range(number)
     ]
-    for before, slot in zip(slots, slots[1:], strict=False):
+    for before, slot in pairwise(slots):
         for path in env_spec.observation:
             slot.arrays[path][0] = before.arrays[path][-1]
     return slots
@@ -307,8 +308,32 @@ def log_probs(policy: TorchPolicy, parameters: Tensor, slot: Slot) -> np.ndarray
     return log_prob_for(policy.env_spec.action)(parameters, action).numpy()
 
 
+@pytest.mark.parametrize("num_lanes", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_actor_of_one_environment_remembers_until_it_restarts(kind: str) -> None:
+def test_an_answer_keeps_its_state_during_later_evaluations(kind: str, num_lanes: int) -> None:
+    env_spec = discrete_env_spec()
+    policy, parameters = policy_of(kind, env_spec)
+    exported = policy.export()
+    assert exported is not None
+    by_numpy = NumpyPolicy(exported)
+    by_numpy.load(parameters)
+    rng = np.random.default_rng(0)
+    requests = [
+        RolloutRequest(
+            observation={"observation": rng.standard_normal((num_lanes, *shape)).astype(np.float32)},
+            state={name: rng.random((num_lanes, SIZE), np.float32) for name in policy.state},
+        )
+        for shape in [env_spec.observation["observation"].shape] * 2
+    ]
+    (first,) = by_numpy.predict(requests[:1])
+    known = {name: array.copy() for name, array in first.state.items()}
+    (second,) = by_numpy.predict(requests[1:])
+    for name, array in known.items():
+        assert first.state[name].tobytes() == array.tobytes() != second.state[name].tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_actor_of_one_environment_keeps_its_state_until_it_restarts(kind: str) -> None:
     env_spec = discrete_env_spec()
     policy, parameters = policy_of(kind, env_spec, seed=0)
     exported = policy.export()
@@ -333,9 +358,7 @@ def test_an_actor_of_one_environment_remembers_until_it_restarts(kind: str) -> N
 
 
 def test_a_recurrent_layer_stands_behind_the_convolutional_network() -> None:
-    image = EnvSpec(
-        observation={"observation": ArraySpec(shape=(1, 36, 36), dtype="uint8")}, action=discrete_action(3)
-    )
+    image = EnvSpec(observation={"observation": ArraySpec(shape=(1, 36, 36), dtype="uint8")}, action=discrete_action(3))
     network = Network(cnn=Cnn(hidden_size=8), recurrent=Recurrent(kind="gru", size=SIZE))
     policy = torch_policy(network, image, outputs="policyAndValue", seed=0)
     assert policy.export() is None, "only dense layers have a torch-free form"
@@ -352,5 +375,5 @@ def test_a_network_whose_state_has_other_shapes_than_it_says_is_refused() -> Non
     class Wrong(ByStep):
         state_sizes: Mapping[str, int] = {"count": 1, "more": 2}
 
-    with pytest.raises(ConfigurationError, match="returns a state of shapes .*its state_sizes are"):
+    with pytest.raises(ConfigurationError, match=r"returns a state of shapes .*its state_sizes are"):
         build_network(Wrong, discrete_env_spec(), {}, seed=0, outputs="policy")

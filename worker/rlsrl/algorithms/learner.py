@@ -238,7 +238,7 @@ class Learner:
             Exception: see ``Steps.compile``.
         """
         normalized, _ = copy.deepcopy(self._normalizer).step(slots, one_rank)
-        evaluate = self._algorithm.evaluate
+        evaluate: Evaluate = self._algorithm.evaluate
         if self._algorithm.compiles_evaluation:
             evaluate = compiled_evaluation(evaluate, self._device)
         evaluate = evaluated_in_parts(evaluate)

@@ -112,7 +112,7 @@ class Ppo(Algorithm):
 
     @override
     def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
-        """Evaluate all T+1 frames and compute advantages and returns. Rows are steps or sequences (``Rows``).
+        """Evaluate all T+1 frames and compute advantages and returns. Rows are steps or sequences (``TrainingRows``).
 
         Raises:
             ValueError: the number of steps is no multiple of the minibatch size.

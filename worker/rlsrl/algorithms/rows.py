@@ -69,7 +69,7 @@ def minibatches(
     order = np.tile(np.arange(len(mask)), (passes, 1))
     index = rng.permuted(order, axis=1).reshape(-1, size)
     valid = mask[index]
-    has_some = mask if mask.ndim == 1 else mask.any(axis=1)
+    has_some = np.asarray(mask.reshape(len(mask), -1).any(axis=1))
     index[~has_some[index]] = np.argmax(has_some)
     return index, valid
 

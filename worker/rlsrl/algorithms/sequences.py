@@ -1,6 +1,6 @@
-"""How the steps of a batch become rows: one for each step, or, for networks that remember, one for each sequence.
+"""How the steps of a batch become rows: one for each step, or, for recurrent networks, one for each sequence.
 
-Algorithms compute with steps alone. Whether a network remembers changes how it is evaluated, and nothing else.
+Algorithms compute with steps alone: for a recurrent network only its evaluation differs.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ IS_FIRST = "is_first"
 HAS_BURN_IN = "has_burn_in"
 """Among the rows of sequences with burn-in: whether the frames before the sequence are those of the same rollout."""
 
-Outputs = Callable[[Heads, Tensors], Tensors]
+StepOutputs = Callable[[Heads, Tensors], Tensors]
 """Computes what is needed of steps, each [N], from their heads and rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sequences:
-    """What a network that remembers is trained on."""
+    """What a recurrent network is trained on."""
 
     length: int
     """Steps of a sequence."""
@@ -44,7 +44,7 @@ class Sequences:
     """Frames before each sequence, at most its length."""
 
 
-class Rows(ABC):
+class TrainingRows(ABC):
     """Makes the rows of T steps of B lanes, and evaluates the policy's network on them."""
 
     def __init__(self, policy: TorchPolicy) -> None:
@@ -63,14 +63,14 @@ class Rows(ABC):
     @property
     @abstractmethod
     def minibatch_rows(self) -> int:
-        """Rows of a minibatch."""
+        """TrainingRows of a minibatch."""
 
     @abstractmethod
     def frames(self, slots: Arrays) -> Tensors:
         """Return what ``evaluate`` needs of all T + 1 frames of B lanes: actions, observations, states."""
 
     @abstractmethod
-    def evaluate(self, vector: Tensor, frames: Tensors, outputs: Outputs) -> Tensors:
+    def evaluate(self, vector: Tensor, frames: Tensors, outputs: StepOutputs) -> Tensors:
         """Return ``outputs`` for each frame, by the policy's parameters. PURE, as losses are."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class Rows(ABC):
         return to_device(self.of_steps(array), self._device)
 
 
-class StepRows(Rows):
+class StepRows(TrainingRows):
     """A row is a step, time first."""
 
     def __init__(self, policy: TorchPolicy, *, minibatch_size: int) -> None:
@@ -121,7 +121,7 @@ class StepRows(Rows):
         return frame_rows(slots, self._observation, self._network, self._device)
 
     @override
-    def evaluate(self, vector: Tensor, frames: Tensors, outputs: Outputs) -> Tensors:
+    def evaluate(self, vector: Tensor, frames: Tensors, outputs: StepOutputs) -> Tensors:
         return outputs(self._network(vector, frames), frames)
 
     @override
@@ -144,7 +144,7 @@ class StepRows(Rows):
         return self._network(vector, minibatch), minibatch
 
 
-class SequenceRows(Rows):
+class SequenceRows(TrainingRows):
     """A row is a sequence of L steps of a lane, with the state before its first frame.
 
     The states within a batch are those by the weights with which its step starts; the first ones are the actor's. With
@@ -189,15 +189,16 @@ class SequenceRows(Rows):
         return {**frames, **states}
 
     @override
-    def evaluate(self, vector: Tensor, frames: Tensors, outputs: Outputs) -> Tensors:
-        """See ``Rows``. The states after each frame are among the outputs, [B, T + 1, ...], by their fields."""
+    def evaluate(self, vector: Tensor, frames: Tensors, outputs: StepOutputs) -> Tensors:
+        """See ``TrainingRows``. The states after each frame are among the outputs, [B, T + 1, ...], by their fields."""
         state = {name: frames[state_field(name)] for name in self._state}
         heads, states = self._unroll(vector, frames, state)
         is_first = frames[IS_FIRST]
         flat = {name: tensor.flatten(0, 1) for name, tensor in frames.items() if not is_state_field(name)}
         found = outputs({name: _by_lane(tensor).flatten(0, 1) for name, tensor in heads.items()}, flat)
         after = {state_field(name): _by_lane(tensor) for name, tensor in states.items()}
-        return {**{name: tensor.unflatten(0, is_first.shape) for name, tensor in found.items()}, **after}
+        by_frame = {name: tensor.reshape(*is_first.shape, *tensor.shape[1:]) for name, tensor in found.items()}
+        return {**by_frame, **after}
 
     @override
     def of_frames(self, evaluated: Tensor, num_steps: int) -> NDArray[Any]:
@@ -268,18 +269,18 @@ class SequenceRows(Rows):
         return torch.cat([of_slot if start <= 0 else after[:, start - 1] for start in starts])
 
 
-def rows_of(policy: TorchPolicy, *, minibatch_size: int, sequences: Sequences | None) -> Rows:
+def rows_of(policy: TorchPolicy, *, minibatch_size: int, sequences: Sequences | None) -> TrainingRows:
     """Return how the steps of a batch become rows for the network of ``policy``.
 
     Args:
         policy: Whose network is trained.
         minibatch_size: Steps of this rank's share of a minibatch.
-        sequences: What a network that remembers is trained on; others are trained on steps.
+        sequences: What a recurrent network is trained on; others are trained on steps.
     """
     if not policy.pure.is_recurrent:
         return StepRows(policy, minibatch_size=minibatch_size)
     if sequences is None:
-        raise ValueError("the network remembers, and is trained on sequences; none are given")
+        raise ValueError("a recurrent network is trained on sequences; none are given")
     return SequenceRows(policy, minibatch_size=minibatch_size, sequences=sequences)
 
 
@@ -295,4 +296,5 @@ def _by_lane(tensor: Tensor) -> Tensor:
 
 def _sequences(tensor: Tensor, length: int) -> Tensor:
     """Return the sequences of [B, T, ...] as [T / L * B, L, ...], time first."""
-    return tensor.unflatten(1, (-1, length)).transpose(0, 1).flatten(0, 1)
+    by_sequence = tensor.reshape(len(tensor), -1, length, *tensor.shape[2:])
+    return by_sequence.transpose(0, 1).flatten(0, 1)

@@ -56,7 +56,7 @@ class Vtrace(Algorithm):
 
     @override
     def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
-        """Evaluate all T+1 frames and compute targets and advantages. Rows are steps or sequences (``Rows``).
+        """Evaluate all T+1 frames and compute targets and advantages. Rows are steps or sequences (``TrainingRows``).
 
         Raises:
             ValueError: the number of steps is no multiple of the minibatch size.

@@ -82,7 +82,6 @@ class DenseLayer:
             return f"layer {self.name!r}: activation {self.activation!r} is not one of {[*ACTIVATIONS]}"
         return None
 
-
     @property
     def macs(self) -> int:
         """Multiply-adds for one observation."""

@@ -41,7 +41,7 @@ class PureNetwork:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the network remembers: then ``unroll`` evaluates it, and it cannot be called."""
+        """Whether the network is recurrent: ``unroll`` evaluates it, and a call does not."""
         return isinstance(self._network, RecurrentNetwork)
 
     def __call__(self, vector: Tensor, observation: Observation) -> Heads:

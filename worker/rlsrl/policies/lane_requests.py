@@ -117,9 +117,7 @@ class RequestingLane(RolloutActor):
         observation = {path: arrays[path][step] for path in lanes.paths}
         if step:
             self._states.forget(arrays["mask"][step - 1])
-        request = RolloutRequest(
-            observation=observation, state=self._states.arrays, min_version=lanes.min_version
-        )
+        request = RolloutRequest(observation=observation, state=self._states.arrays, min_version=lanes.min_version)
         result = self._requests.ask(LaneRequest(self._lane, lanes.number, request))
         self._states.take(result.state)
         lanes.note_version(step, result.version)

@@ -9,8 +9,6 @@ from rlsrl.api.spec import NetworkOutputs, Recurrent
 from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.exported import NUM_GATES
 
-Shapes = dict[str, tuple[int, ...]]
-
 
 def mlp_shapes(
     env_spec: EnvSpec,
@@ -26,7 +24,7 @@ def mlp_shapes(
     action = env_spec.action
     num_features = sum(spec.num_features for spec in env_spec.unmasked.observation.values())
     num_deviations = action.num_constant_deviations
-    shapes: Shapes = {"log_std": (num_deviations,)} if num_deviations else {}
+    shapes: dict[str, tuple[int, ...]] = {"log_std": (num_deviations,)} if num_deviations else {}
     has_values = outputs == "actionValues"
     towers = [("q", action.num_outputs * quantiles) if has_values else ("actor", action.num_layer_outputs)]
     if outputs == "policyAndValue":
@@ -44,11 +42,14 @@ def mlp_shapes(
     return shapes if action.mask is None else {f"network.{name}": shape for name, shape in shapes.items()}
 
 
-def _dense_shapes(tower: str, sizes: Sequence[int], *, norms: bool, num_outputs: int | None = None) -> Shapes:
+def _dense_shapes(
+    tower: str, sizes: Sequence[int], *, norms: bool, num_outputs: int | None = None
+) -> dict[str, tuple[int, ...]]:
     """Return the shapes of hidden layers, and of a last one with ``num_outputs``."""
-    shapes: Shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     stride = 3 if norms else 2  # an activation stands between two layers, and maybe a normalisation
-    for number, (num_inputs, num_units) in enumerate(pairwise([*sizes, *(() if num_outputs is None else [num_outputs])])):
+    last = [] if num_outputs is None else [num_outputs]
+    for number, (num_inputs, num_units) in enumerate(pairwise([*sizes, *last])):
         layer, norm = (f"{tower}.{stride * number + place}" for place in (0, 1))
         shapes |= {f"{layer}.weight": (num_units, num_inputs), f"{layer}.bias": (num_units,)}
         if norms and number < len(sizes) - 1:
@@ -56,7 +57,7 @@ def _dense_shapes(tower: str, sizes: Sequence[int], *, norms: bool, num_outputs:
     return shapes
 
 
-def _recurrent_shapes(name: str, recurrent: Recurrent, num_inputs: int) -> Shapes:
+def _recurrent_shapes(name: str, recurrent: Recurrent, num_inputs: int) -> dict[str, tuple[int, ...]]:
     rows = NUM_GATES[recurrent.kind] * recurrent.size
     return {
         f"{name}.weight_ih": (rows, num_inputs),

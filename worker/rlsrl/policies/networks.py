@@ -66,7 +66,7 @@ class PolicyNetwork(Protocol):
 
 @runtime_checkable
 class RecurrentNetwork(Protocol):
-    """The protocol of networks that remember: an ``nn.Module`` with these members in place of ``PolicyNetwork``'s."""
+    """The protocol of recurrent networks: an ``nn.Module`` with these members in place of ``PolicyNetwork``'s."""
 
     state_sizes: Mapping[str, int]
     """The numbers of each array of one environment's state, by name. Episodes begin with zeros."""

@@ -153,7 +153,8 @@ class DenseStack:
         outputs = [*features[1:], None]
         self._recurrent = None
         if recurrent is not None:
-            assert (output := outputs[place]) is not None, "the recurrent layer is not the last"
+            output = outputs[place]
+            assert output is not None, "the recurrent layer is not the last"
             self._recurrent = partial(recurrent.forward, out=output, product=product)
             del inputs[place], outputs[place]
         activations = [ACTIVATIONS[layer.activation] for layer in exported.layers if isinstance(layer, DenseLayer)]
@@ -291,7 +292,7 @@ class NumpyPolicy(Policy):
         if stack.state:
             set_state(stack.state, batch_states(requests))
         stack.forward(features, distribution, mask)
-        state = {name: np.ascontiguousarray(rows.T) for name, rows in stack.state.items()}
+        state = {name: rows.T.copy() for name, rows in stack.state.items()}  # the next evaluation overwrites the rows
         return split_results(requests, np.ascontiguousarray(distribution.T), version, state)
 
     def _stack(self, num_lanes: int) -> DenseStack:
@@ -389,9 +390,7 @@ class NumpyActor(NumpyLane, LocalActor):
             greedy=greedy,
             exploration=exploration,
         )
-        super().__init__(
-            DenseStack(self._weights, num_lanes), exported, sampler, LaneStates(exported.state, num_lanes)
-        )
+        super().__init__(DenseStack(self._weights, num_lanes), exported, sampler, LaneStates(exported.state, num_lanes))
         self._written: Version | None = None
         """The version in the slot's rows from the next step on; None before its first step."""
 

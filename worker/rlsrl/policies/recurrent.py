@@ -166,7 +166,7 @@ class RecurrentPolicy(nn.Module):
         super().__init__()
         self._action = env_spec.action
         self.encoder = encoder(env_spec)
-        self.recurrent = MODULES[kind](self.encoder.num_features, size)
+        self.recurrent = MODULES[kind](_num_features(self.encoder), size)
         self.actor = orthogonal(nn.Linear(size, self._action.num_layer_outputs), 0.01)
         self.log_std = constant_deviations(self._action)
 
@@ -184,9 +184,9 @@ class RecurrentPolicy(nn.Module):
     def unroll(self, observation: Observation, state: State, is_first: Tensor) -> tuple[Heads, State]:
         """Return the heads for L frames of N environments, and the states: see ``networks.unrolled``."""
         features = self.encoder({path: frames.flatten(0, 1) for path, frames in observation.items()})
-        states = self.recurrent.unroll(features.unflatten(0, is_first.shape), state, is_first)
+        states = self.recurrent.unroll(features.reshape(*is_first.shape, -1), state, is_first)
         heads = self.heads(states["hidden"].flatten(0, 1))
-        return {name: outputs.unflatten(0, is_first.shape) for name, outputs in heads.items()}, states
+        return {name: outputs.reshape(*is_first.shape, *outputs.shape[1:]) for name, outputs in heads.items()}, states
 
     def heads(self, features: Tensor) -> Heads:
         """Return the heads for the recurrent layer's outputs, [N, size]: ``policy`` [N, A]."""
@@ -227,6 +227,12 @@ class RecurrentActorCritic(RecurrentPolicy):
     def heads(self, features: Tensor) -> Heads:
         """Return the heads for the recurrent layer's outputs, [N, size]: ``policy`` [N, A] and ``value`` [N]."""
         return {**super().heads(features), VALUE_HEAD: self.critic(features).squeeze(-1)}
+
+
+def _num_features(encoder: nn.Module) -> int:
+    number = encoder.num_features
+    assert isinstance(number, int), "an Encoder's"
+    return number
 
 
 _POLICIES: Mapping[NetworkOutputs, type[RecurrentPolicy]] = {

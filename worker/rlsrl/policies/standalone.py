@@ -1,6 +1,7 @@
 """A version's policy as one torch module, from raw observations to the most probable actions of the action space.
 
-A policy that remembers takes its state beside the observations, and returns the next one beside the actions. Programs without rlsrl act with it once it is written as a torch program or an ONNX graph.
+A recurrent policy takes its state beside the observations, and returns the next one beside the actions. Programs
+without rlsrl act with it once it is written as a torch program or an ONNX graph.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class StandalonePolicy(nn.Module):
     def forward(self, observation: Observation) -> dict[str, Tensor]:
         """Return the arrays of the actions by path, [N, ...], and the network's acting head, [N, A], by its name.
 
-        ``observation`` has the raw arrays of ``EnvSpec.observation`` by path, [N, *shape]. A policy that remembers
+        ``observation`` has the raw arrays of ``EnvSpec.observation`` by path, [N, *shape]. A recurrent policy
         finds its state there, too (``state_field``), and returns the next one under ``next_state_field``.
         """
         fields = {name: state_field(name) for name in self._state}

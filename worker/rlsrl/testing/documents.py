@@ -423,7 +423,7 @@ def variation(rng: random.Random) -> JsonDocument:
     divisors = [number for number in range(2, min(transitions, 5000) + 1) if transitions % number == 0]
     *above, size = MINIBATCH_SIZES[algorithm]
     _opened(document, ("spec", *above))[size] = rng.choice(divisors)
-    _fit_memory(document, algorithm, rng)
+    _fit_recurrence(document, algorithm, rng)
     num_actors = min(actors["replicas"], total)
     if total % num_actors:
         spec.pop("bufferWorkers", None)
@@ -445,8 +445,8 @@ def variation(rng: random.Random) -> JsonDocument:
     return document
 
 
-def _fit_memory(document: JsonDocument, algorithm: str, rng: random.Random) -> None:
-    """Change what does not go with a network that remembers, or the network."""
+def _fit_recurrence(document: JsonDocument, algorithm: str, rng: random.Random) -> None:
+    """Change what does not go with a recurrent network, or the network."""
     network, block = _mapping_at(document, NETWORK) or {}, inside(document, ("spec", "algorithm", algorithm))
     if not ALGORITHMS[algorithm].trains_recurrent or "custom" in network:
         network.pop("recurrent", None)
@@ -707,8 +707,8 @@ def _replay(document: JsonDocument, rng: random.Random) -> None:
         spec.setdefault("policy", {})["normalizeObservations"] = True
 
 
-def _remember(document: JsonDocument, rng: random.Random) -> None:
-    """Let the network remember, whatever algorithm trains it, on sequences of some length."""
+def _make_recurrent(document: JsonDocument, rng: random.Random) -> None:
+    """Make the network recurrent, whatever algorithm trains it, on sequences of some length."""
     spec = document["spec"]
     own = {"factory": "package.module:make"}
     spec.setdefault("policy", {})["network"] = copy.deepcopy(
@@ -743,9 +743,9 @@ def _lower_the_lag(document: JsonDocument, rng: random.Random) -> None:
 _CHANGES = (
     _change_a_value, _misspell, _leave_out, _add, _give_another_member, _break_arithmetic, _leave_the_end_open,
     _vectorize, _fix_a_version, _lower_the_lag, _break_egress, _pause, _break_arithmetic, _replay, _replay,
-    _remember, _remember,
+    _make_recurrent, _make_recurrent,
 )  # fmt: skip
-"""The rules that arithmetic, replay and memory break are the most, so that they have two entries."""
+"""The rules that arithmetic, replay and recurrence break are the most, so that they have two entries."""
 
 
 ARITHMETIC = (

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import structlog
 from typing_extensions import override
 
-from rlsrl.data.inference import RolloutRequest, RolloutResult, batch_observations, split_results
+from rlsrl.data.inference import RolloutRequest, RolloutResult, batch_observations, batch_states, split_results
 from rlsrl.data.version import INITIAL, Version
 from rlsrl.envs.threads import EnvironmentThreads
 from rlsrl.policies.acting import Policy
@@ -127,7 +127,11 @@ class RemoteEvaluation(LaneEvaluation):
 
     def _submit(self, asked: _UnderWay) -> None:
         requests = [each.request for each in asked.lanes]
-        joined = RolloutRequest(observation=batch_observations(requests), min_version=requests[0].min_version)
+        joined = RolloutRequest(
+            observation=batch_observations(requests),
+            state=batch_states(requests),
+            min_version=requests[0].min_version,
+        )
         self._under_way[self._client.submit(joined)] = asked
 
     def _pass_on(self, asked: _UnderWay, result: RolloutResult | InferenceFailed) -> None:
@@ -140,5 +144,6 @@ class RemoteEvaluation(LaneEvaluation):
         if checked.version > self._version:
             self._version = checked.version
             self._report_version(checked.version)
-        for each, part in zip(asked.lanes, split_results(requests, checked.distribution, checked.version), strict=True):
+        parts = split_results(requests, checked.distribution, checked.version, checked.state)
+        for each, part in zip(asked.lanes, parts, strict=True):
             self._requests.answer(each.lane, part)

@@ -38,6 +38,10 @@ class _NoPolicy(ActingPolicy):
     def act(self, observation: Any, *, deterministic: bool = True) -> Any:
         raise AssertionError("one frame is enough")
 
+    @override
+    def restart(self) -> None:
+        """Do nothing: there is no state."""
+
 
 class _Reporter:
     """Makes the calls, and notes that of ``render``. An ``EnvironmentCaller``."""

@@ -6,8 +6,8 @@ several fields is one record, a ``CrossFieldRule``, with its Python check and it
 """
 
 from rlsrl.api.spec.algorithm import (
-    ActorCriticSettings,
     ActionValueSettings,
+    ActorCriticSettings,
     AlgorithmNeeds,
     AlgorithmSettings,
     AlgorithmSpec,
@@ -58,11 +58,11 @@ from rlsrl.api.spec.workers import (
 )
 
 __all__ = [
-    "ActorCriticSettings",
     "API_VERSION",
     "KIND",
     "VALUE_OPTIONS",
     "ActionValueSettings",
+    "ActorCriticSettings",
     "Actors",
     "AlgorithmNeeds",
     "AlgorithmSettings",

@@ -122,7 +122,7 @@ class AlgorithmSettings(Model):
     """Where the block has its ``outputs``, in YAML names; empty if they are always the same."""
 
     trains_recurrent: ClassVar[bool] = False
-    """Whether the algorithm trains networks that remember, on sequences."""
+    """Whether the algorithm trains recurrent networks, on sequences."""
 
     @property
     def outputs(self) -> NetworkOutputs:
@@ -203,10 +203,10 @@ class ActorCriticSettings(MinibatchSettings):
     trains_recurrent: ClassVar[bool] = True
 
     sequence_length: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 16
-    """For networks that remember: steps of the sequences that they are trained on, through which gradients flow. Must
+    """For recurrent networks: steps of the sequences that they are trained on, through which gradients flow. Must
     divide rolloutLength and each trainer's share of minibatchSize."""
     burn_in: Annotated[int, Field(ge=0, le=65_536), INTEGRAL] = 0
-    """For networks that remember: steps before each sequence that bring its first state up to the weights in training,
+    """For recurrent networks: steps before each sequence that bring its first state up to the weights in training,
     without gradients (Kapturowski et al. 2019). At most sequenceLength."""
     entropy_coefficient: Annotated[float, Field(ge=0, le=10), LIVE] = 0.0
     """Weight of the entropy bonus in the loss."""

@@ -54,8 +54,8 @@ class Cnn(Model):
 
 
 class Recurrent(Model):
-    """A recurrent layer between the network's hidden layers and its outputs. It remembers what the policy has observed
-    in an episode."""
+    """A recurrent layer between the network's hidden layers and its outputs. Its state carries what the policy has
+    observed in an episode."""
 
     kind: Literal["gru", "lstm"] = "gru"
     """``gru``: gated recurrent units (Cho et al. 2014). ``lstm``: long short-term memory (Hochreiter and Schmidhuber
@@ -78,7 +78,7 @@ class CustomNetwork(Model):
     """Further arguments for the factory: any JSON of at most 32768 characters, together with ``environment.kwargs``."""
     state: Annotated[dict[str, StateSize], Field(max_length=16)] = Field(default_factory=dict)
     """How many numbers each array of the network's recurrent state has, by name: ``{hidden: 64}``. By default the
-    network remembers nothing."""
+    network has no state."""
 
 
 class Network(Model):

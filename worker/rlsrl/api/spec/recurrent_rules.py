@@ -1,15 +1,31 @@
-"""The rules of ``RLExperiment`` for networks that remember."""
+"""The rules of ``RLExperiment`` for recurrent networks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rlsrl.api.rules import CrossFieldRule, Fault, near_divisors
 from rlsrl.api.spec.algorithm import ActorCriticSettings, AlgorithmSpec
+from rlsrl.api.spec.policy import PolicySpec
+from rlsrl.api.spec.workers import Actors, Trainers
 
-if TYPE_CHECKING:
-    from rlsrl.api.spec.experiment import ExperimentSpec
+
+class _Spec(Protocol):
+    """The part of ``ExperimentSpec`` that the rules read."""
+
+    @property
+    def policy(self) -> PolicySpec: ...
+
+    @property
+    def algorithm(self) -> AlgorithmSpec: ...
+
+    @property
+    def actors(self) -> Actors: ...
+
+    @property
+    def trainers(self) -> Trainers: ...
+
 
 _TRAINED_BY = {name: block for name, block in AlgorithmSpec.blocks().items() if block.trains_recurrent}
 _RECURRENT = "has(self.policy.network.recurrent)"
@@ -18,24 +34,24 @@ _OWN = f"(has(self.policy.network.custom) && has({_STATE}) && size({_STATE}) > 0
 _REMEMBERS = f"({_RECURRENT} || {_OWN})"
 
 
-def _network_is_built_in(spec: ExperimentSpec) -> Fault | None:
+def _network_is_built_in(spec: _Spec) -> Fault | None:
     network = spec.policy.network
     if network.recurrent is None or network.custom is None:
         return None
     return Fault("is for mlp and cnn; a network of your own declares custom.state", "unset")
 
 
-def _algorithm_trains(member: str) -> Callable[[ExperimentSpec], Fault | None]:
-    """Return the check that the algorithm trains a network that remembers, as that member of ``network`` says."""
+def _algorithm_trains(member: str) -> Callable[[_Spec], Fault | None]:
+    """Return the check that the algorithm trains a recurrent network, as that member of ``network`` says."""
 
-    def check(spec: ExperimentSpec) -> Fault | None:
+    def check(spec: _Spec) -> Fault | None:
         network = spec.policy.network
         if not network.state_sizes or (network.custom is None) != (member == "recurrent"):
             return None
         if spec.algorithm.name in _TRAINED_BY:
             return None
         return Fault(
-            f"{spec.algorithm.name} trains no network that remembers",
+            f"{spec.algorithm.name} trains no recurrent network",
             f"unset, or one of the algorithms {', '.join(_TRAINED_BY)}",
         )
 
@@ -43,11 +59,11 @@ def _algorithm_trains(member: str) -> Callable[[ExperimentSpec], Fault | None]:
 
 
 def _of_block(
-    name: str, check: Callable[[ExperimentSpec, ActorCriticSettings], Fault | None]
-) -> Callable[[ExperimentSpec], Fault | None]:
-    """Return the check for the block of that name, if it trains a network that remembers."""
+    name: str, check: Callable[[_Spec, ActorCriticSettings], Fault | None]
+) -> Callable[[_Spec], Fault | None]:
+    """Return the check for the block of that name, if it trains a recurrent network."""
 
-    def checked(spec: ExperimentSpec) -> Fault | None:
+    def checked(spec: _Spec) -> Fault | None:
         settings = spec.algorithm.chosen
         if not spec.policy.network.state_sizes or spec.algorithm.name != name:
             return None
@@ -57,14 +73,14 @@ def _of_block(
     return checked
 
 
-def _divides_rollout(spec: ExperimentSpec, settings: ActorCriticSettings) -> Fault | None:
+def _divides_rollout(spec: _Spec, settings: ActorCriticSettings) -> Fault | None:
     length, steps = settings.sequence_length, spec.actors.rollout_length
     if steps % length == 0:
         return None
     return Fault(f"{length} does not divide actors.rolloutLength {steps}", near_divisors(steps, length))
 
 
-def _divides_minibatch(spec: ExperimentSpec, settings: ActorCriticSettings) -> Fault | None:
+def _divides_minibatch(spec: _Spec, settings: ActorCriticSettings) -> Fault | None:
     length, trainers = settings.sequence_length, spec.trainers.replicas
     share = settings.minibatch_size // trainers
     if settings.minibatch_size % trainers or share % length == 0:
@@ -73,7 +89,7 @@ def _divides_minibatch(spec: ExperimentSpec, settings: ActorCriticSettings) -> F
     return Fault(f"{length} does not divide {of} {share}", near_divisors(share, length))
 
 
-def _burn_in_is_short(spec: ExperimentSpec, settings: ActorCriticSettings) -> Fault | None:
+def _burn_in_is_short(spec: _Spec, settings: ActorCriticSettings) -> Fault | None:
     del spec
     if settings.burn_in <= settings.sequence_length:
         return None
@@ -92,7 +108,7 @@ def _rules_of(name: str) -> tuple[CrossFieldRule, ...]:
             at=f"algorithm.{name}.sequenceLength",
             check=_of_block(name, _divides_rollout),
             cel=f"{others} || self.actors.rolloutLength % {block}.sequenceLength == 0",
-            message="must divide actors.rolloutLength with a network that remembers",
+            message="must divide actors.rolloutLength with a recurrent network",
             numbers=(("sequence", f"{block}.sequenceLength"), ("rollout", "self.actors.rolloutLength")),
         ),
         CrossFieldRule(
@@ -100,14 +116,14 @@ def _rules_of(name: str) -> tuple[CrossFieldRule, ...]:
             check=_of_block(name, _divides_minibatch),
             cel=f"{others} || self.trainers.replicas < 1 || {block}.minibatchSize % self.trainers.replicas != 0"
             f" || {share} % {block}.sequenceLength == 0",
-            message="must divide each trainer's share of minibatchSize with a network that remembers",
+            message="must divide each trainer's share of minibatchSize with a recurrent network",
             numbers=(("sequence", f"{block}.sequenceLength"), ("minibatch", f"{block}.minibatchSize")),
         ),
         CrossFieldRule(
             at=f"algorithm.{name}.burnIn",
             check=_of_block(name, _burn_in_is_short),
             cel=f"!{_REMEMBERS} || !has({block}) || {block}.burnIn <= {block}.sequenceLength",
-            message="must be at most sequenceLength with a network that remembers",
+            message="must be at most sequenceLength with a recurrent network",
         ),
     )
 
