@@ -185,3 +185,15 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     result = size(tmp_path / "absent.yaml")
 
     assert (result.exit_code, "cannot be read: No such file" in result.stderr) == (2, True)
+
+
+def test_recurrent_networks_need_the_time_of_a_minibatch() -> None:
+    example = (EXAMPLES / "delayed-cue.yaml", "--env-step-seconds", "1e-5")
+
+    refused = size(*example)
+    estimated = size(*example, "--minibatch-seconds", "0.01")
+
+    assert refused.exit_code == 2
+    assert "the costs of recurrent networks have not been measured: pass --minibatch-seconds" in refused.output
+    assert estimated.exit_code == 0, estimated.output
+    assert env_steps(estimated) < 26_000, "an optimizer step of 10 ms takes 256 / 4 transitions"

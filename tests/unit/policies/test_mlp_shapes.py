@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from rlsrl.api.spec import NetworkOutputs
+from rlsrl.api.spec import Mlp, Network, NetworkOutputs, Recurrent
 from rlsrl.data.specs import ActionPart, ActionSpec, ArraySpec, EnvSpec
 from rlsrl.parameters.layout import layout_digest
 from rlsrl.policies.build import build_network
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.mlp_shapes import mlp_shapes
+from rlsrl.workers.build.common import torch_policy
 from rlsrl.policies.networks import MlpActionValues, MlpActorCritic, MlpPolicy
 
 FLOATS = {"observation": ArraySpec(shape=(3, 2), dtype="float32")}
@@ -68,3 +69,19 @@ def test_the_shapes_are_those_of_the_network(
 
     assert list(shapes.items()) == list(layout.shapes.items()), "in the same order"
     assert layout_digest(shapes) == layout.digest
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("outputs", ["policy", "policyAndValue"])
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_the_shapes_of_a_recurrent_network_are_its_own(
+    name: str, outputs: NetworkOutputs, layer_norm: bool, kind: Literal["gru", "lstm"]
+) -> None:
+    recurrent = Recurrent(kind=kind, size=5)
+    network = Network(mlp=Mlp(hidden_sizes=(7, 3), layer_norm=layer_norm), recurrent=recurrent)
+    policy = torch_policy(network, SPECS[name], outputs=outputs, seed=1)
+
+    shapes = mlp_shapes(SPECS[name], (7, 3), outputs=outputs, layer_norm=layer_norm, recurrent=recurrent)
+
+    assert list(shapes.items()) == list(policy.layout.shapes.items()), "in the same order"

@@ -176,8 +176,16 @@ def _costs(measured: Costs, spec: ExperimentSpec, minibatch_seconds: float | Non
     """Return the measured costs, with the trainer's own speed if it is given.
 
     Part of a minibatch takes that part of the time.
+
+    Raises:
+        UserError: the network is recurrent, and the trainer's speed is not given.
     """
     if minibatch_seconds is None:
+        if spec.policy.network.state_sizes:
+            raise UserError(
+                "the costs of recurrent networks have not been measured: pass --minibatch-seconds, the time of one "
+                "minibatch on one trainer"
+            )
         return measured
     row_seconds = minibatch_seconds / spec.algorithm.chosen.minibatch_rows
     return replace(
