@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ from rlsrl.algorithms.catalog import implementation_of
 from rlsrl.algorithms.custom import Setup
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.ppo import Ppo
+from rlsrl.algorithms.sequences import Sequences
 from rlsrl.api.spec import AlgorithmNeeds, AlgorithmSpec, CustomAlgorithmSpec, NetworkOutputs
 from rlsrl.data.random_slots import random_slot
-from rlsrl.data.specs import EnvSpec
+from rlsrl.data.slots import is_state_field
+from rlsrl.data.specs import EnvSpec, state_specs
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.build import build_network, seeded
 from rlsrl.policies.networks import MlpActionValues, MlpActorCritic, MlpPolicy
+from rlsrl.policies.recurrent import recurrent_mlp
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.actor_and_critic import ActorAndCritic
 from rlsrl.testing.rollouts import (
@@ -36,6 +40,8 @@ from rlsrl.testing.rollouts import (
 from rlsrl.workers.gang import Gang, ProcessGroupGang, SoloGang
 
 STEPS, LANES, TRAIN_STEPS = 8, 4, 5
+SIZE = 6
+"""Units of the recurrent layer."""
 ROWS, UPDATES = 16, 2
 """With replay: rows of a minibatch, and minibatches of a batch."""
 
@@ -67,6 +73,7 @@ def ppo_of(policy: TorchPolicy, num_ranks: int) -> Algorithm:
         epochs=4,
         minibatch_size=STEPS * LANES // num_ranks,
         normalize_advantages=True,
+        sequences=Sequences(length=STEPS // 2, burn_in=2),
     )
 
 
@@ -92,6 +99,12 @@ def replaying(**block: Any) -> Callable[[TorchPolicy, int], Algorithm]:
 CRITIC = {"hiddenSizes": [8]}
 KINDS: dict[str, tuple[EnvSpec, Any, NetworkOutputs, Callable[[TorchPolicy, int], Algorithm]]] = {
     "ppo": (discrete_env_spec(), MlpActorCritic, "policyAndValue", ppo_of),
+    "recurrent": (
+        discrete_env_spec(),
+        partial(recurrent_mlp, outputs="policyAndValue", kind="lstm", size=SIZE),
+        "policyAndValue",
+        ppo_of,
+    ),
     "two groups": (discrete_env_spec(), MlpPolicy, "policy", two_groups_of),
     "dqn": (masked_env_spec(), MlpActionValues, "actionValues", replaying(dqn={"targetPeriod": 3})),
     "sac": (masked_env_spec(), MlpPolicy, "policy", replaying(sac={"critic": CRITIC, "tau": 0.5})),
@@ -124,7 +137,8 @@ def _batch(kind: str, seed: int) -> dict[str, np.ndarray]:
     if kind in REPLAYED:
         return dict(with_outcomes(REPLAYED[kind](UPDATES * ROWS, seed), seed))
     rng = np.random.default_rng(seed)
-    return random_slot(discrete_env_spec(), num_steps=STEPS, num_lanes=LANES, rng=rng).arrays
+    state = state_specs({"hidden": SIZE, "cell": SIZE}) if kind == "recurrent" else None
+    return random_slot(discrete_env_spec(), num_steps=STEPS, num_lanes=LANES, rng=rng, state=state).arrays
 
 
 def part_of(kind: str, arrays: dict[str, np.ndarray], rank: int, size: int) -> dict[str, np.ndarray]:
@@ -133,7 +147,8 @@ def part_of(kind: str, arrays: dict[str, np.ndarray], rank: int, size: int) -> d
         ranks = {name: array.reshape(UPDATES, size, -1, *array.shape[1:]) for name, array in arrays.items()}
         return {name: array[:, rank].reshape(-1, *array.shape[3:]) for name, array in ranks.items()}
     lanes = slice(rank * LANES // size, (rank + 1) * LANES // size)
-    return {name: array[:, lanes] if array.ndim > 1 else array for name, array in arrays.items()}
+    by_step = {name: array[:, lanes] if array.ndim > 1 else array for name, array in arrays.items()}
+    return by_step | {name: array[lanes] for name, array in arrays.items() if is_state_field(name)}
 
 
 def main(out: Path, kind: str, poison: int | None) -> None:

@@ -432,7 +432,7 @@ def _num_transitions(schedule: Tensors, rows: NDArray[np.int64]) -> int:
 
 def _num_positive(weight: NDArray[np.float32]) -> NDArray[np.int64]:
     """Return the number of transitions of each row in each minibatch, [K, M]."""
-    positive: NDArray[np.int64] = np.count_nonzero(weight.reshape(*weight.shape[:2], -1), axis=2)
+    positive: NDArray[np.int64] = (weight > 0.0).sum(axis=tuple(range(2, weight.ndim)))
     return positive
 
 

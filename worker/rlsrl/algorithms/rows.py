@@ -69,7 +69,7 @@ def minibatches(
     order = np.tile(np.arange(len(mask)), (passes, 1))
     index = rng.permuted(order, axis=1).reshape(-1, size)
     valid = mask[index]
-    has_some = np.asarray(mask.reshape(len(mask), -1).any(axis=1))
+    has_some = np.asarray(mask.any(axis=tuple(range(1, mask.ndim))))
     index[~has_some[index]] = np.argmax(has_some)
     return index, valid
 
@@ -82,7 +82,7 @@ def mean_schedule(
     It has ``INDEX``, [K, size], and ``WEIGHT``, [K, size] or [K, size, steps of a row].
     """
     index, valid = minibatches(mask, rng, passes=passes, size=size)
-    count = reduce(np.count_nonzero(valid.reshape(len(valid), -1), axis=1).astype(np.float64))
+    count = reduce(valid.sum(axis=tuple(range(1, valid.ndim))).astype(np.float64))
     weight = (valid / np.maximum(count, 1.0).reshape(-1, *(1,) * (valid.ndim - 1))).astype(np.float32)
     return {INDEX: torch.from_numpy(index), WEIGHT: torch.from_numpy(weight)}
 

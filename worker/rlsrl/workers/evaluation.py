@@ -172,6 +172,7 @@ class Evaluation:
             max_steps: Steps of each environment after which to give up, rounded up to whole slots.
         """
         self._actor = actor
+        self._is_recurrent = bool(state)
         self._envs = envs
         self._num_steps = num_steps
         self._wanted = episodes_per_environment
@@ -211,7 +212,8 @@ class Evaluation:
         self._steps_taken += 1
         if step + 1 < self._num_steps:
             return None
-        self._actor.finish()
+        if self._is_recurrent:  # others need no log-probabilities
+            self._actor.finish()
         self._collect()
         return self._result()
 
