@@ -49,7 +49,13 @@ def test_a_network_says_the_sizes_of_its_state(network: dict[str, Any], sizes: d
 @pytest.mark.parametrize(
     ("network", "algorithm", "field", "message", "allowed"),
     [
-        (GRU, {"ppo": {"minibatchSize": 96}}, "algorithm.ppo.sequenceLength", "16 does not divide actors.rollout", "24"),
+        (
+            GRU,
+            {"ppo": {"minibatchSize": 96}},
+            "algorithm.ppo.sequenceLength",
+            "16 does not divide actors.rollout",
+            "24",
+        ),
         (
             GRU,
             {"vtrace": {"minibatchSize": 16, "sequenceLength": 12}},

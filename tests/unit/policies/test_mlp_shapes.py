@@ -13,8 +13,8 @@ from rlsrl.parameters.layout import layout_digest
 from rlsrl.policies.build import build_network
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.mlp_shapes import mlp_shapes
-from rlsrl.workers.build.common import torch_policy
 from rlsrl.policies.networks import MlpActionValues, MlpActorCritic, MlpPolicy
+from rlsrl.workers.build.common import torch_policy
 
 FLOATS = {"observation": ArraySpec(shape=(3, 2), dtype="float32")}
 DISCRETE = ActionSpec(kind="discrete", array=ArraySpec(shape=(), dtype="int64"), num_actions=4)
