@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,7 @@ def test_a_recurrent_policy_learns_the_cue_and_is_played(tmp_path: Path, monkeyp
     desk = train(tmp_path, "PPO, GRU")
     played = desk.call("eval", "runs/live", "--episodes", "40", "--json")
     assert played.returncode == 0, played.stdout + played.stderr
+    assert json.loads(played.stdout)["return_mean"] >= 0.95
     monkeypatch.chdir(tmp_path)
     policy = rlsrl.load("runs/live")
     assert share_of_right_answers(policy) >= 0.95

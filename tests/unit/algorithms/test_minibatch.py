@@ -345,7 +345,7 @@ def test_compiled_microbatches_leave_the_network_alone(monkeypatch: pytest.Monke
     learner.compile(zeros_of("cnn"))
     learner.use_compiled()
     algorithm = cast("Ppo", learner._algorithm)
-    places = algorithm._network._places
+    places = algorithm._rows._network._places
     seen = []
 
     class Watching(TwoHands):

@@ -14,6 +14,7 @@ from rlsrl.algorithms.adam import Adam
 from rlsrl.algorithms.base import INDEX, POLICY, WEIGHT, Algorithm, Batch, one_rank
 from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.ppo import build as build_ppo
+from rlsrl.algorithms.returns import generalized_advantages
 from rlsrl.algorithms.sequences import Sequences, StepRows, rows_of
 from rlsrl.algorithms.vtrace import build as build_vtrace
 from rlsrl.api.spec import Mlp, Network, PpoSpec, Recurrent, VtraceSpec
@@ -137,30 +138,83 @@ def test_the_gradient_of_a_minibatch_is_that_of_its_sequences_one_by_one(kind: s
     np.testing.assert_allclose(weights.sum(axis=(1, 2)), 1.0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_gradients_flow_through_the_steps_of_a_sequence_and_not_beyond(name: str) -> None:
-    """The loss of a sequence's last step depends on the weights by which its first was seen."""
-    policy = policy_of("gru")
-    params, slots = params_of(policy), slots_of(policy, end_probability=0.0)
-    algorithm = algorithm_of(name, policy)
-    batch = prepared(algorithm, params, slots)
-    coefficients = {key: torch.tensor(value) for key, value in algorithm.coefficients(0).items()}
-    field = state_field("hidden")
-    row = {key: tensor[[NUM_LANES]] for key, tensor in batch.rows.items()}  # the second sequence of lane 0
-    last = torch.zeros(1, LENGTH)
-    last[0, -1] = 1.0
+def by_a_loop(
+    policy: TorchPolicy,
+    vector: Tensor,
+    slots: Arrays,
+    first: dict[str, Tensor],
+    row: int,
+    burn_in: int,
+    *,
+    is_cut: bool = False,
+) -> dict[str, Tensor]:
+    """Return the heads of a row, [L, ...], by a loop over steps; its first state is that before the burn-in.
 
-    def change(**others: Tensor) -> float:
-        arrays = {WEIGHT: last, "advantage": torch.ones(1, LENGTH)}
-        minibatch = {**row, **arrays, **coefficients, **others}
-        found, _ = algorithm.groups[POLICY].loss(params, {}, minibatch)
-        return float(found)
+    ``is_cut``: no gradient flows from one step into the one before.
+    """
+    weights = dict(zip(policy.layout.shapes, policy.layout.split(vector), strict=True))
+    start, lane = row // NUM_LANES * LENGTH, row % NUM_LANES
+    state, heads = {name: array[[row]] for name, array in first.items()}, []
+    for step in range(start - burn_in if start else 0, start + LENGTH):
+        if step and not slots["mask"][step - 1, lane]:
+            state = {name: torch.zeros_like(array) for name, array in state.items()}
+        frame = {path: torch.from_numpy(slots[path][step, [lane]].copy()) for path in ENV_SPEC.observation}
+        found, state = torch.func.functional_call(policy.network, weights, (frame, state))
+        if is_cut or step < start:
+            state = {name: array.detach() for name, array in state.items()}
+        if step >= start:
+            heads.append(found)
+    return {name: torch.cat([each[name] for each in heads]) for name in heads[0]}
 
-    first_seen = row["observation"].clone()
-    first_seen[0, 0] += 1.0
-    assert change(observation=first_seen) != change()
-    assert change(**{field: row[field] + 1.0}) != change()
-    assert not row[field].requires_grad
+
+@pytest.mark.parametrize("burn_in", [0, 2, LENGTH])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_flow_through_a_sequence_and_not_through_its_burn_in(kind: str, burn_in: int) -> None:
+    policy = policy_of(kind)
+    params, slots = params_of(policy), slots_of(policy)
+    batch = prepared(algorithm_of("ppo", policy, burn_in=burn_in), params, slots)
+    rows = rows_of(policy, minibatch_size=MINIBATCH, sequences=Sequences(length=LENGTH, burn_in=burn_in))
+    first = {name: batch.rows[state_field(name)] for name in policy.state}
+    moved = params[POLICY] + 0.1 * params_of(policy, 1)[POLICY]
+    weights = torch.randn(LENGTH, ENV_SPEC.action.num_actions + 1, generator=torch.Generator().manual_seed(2))
+
+    def gradient(heads: dict[str, Tensor], vector: Tensor) -> Tensor:
+        outputs = torch.cat([heads["policy"], heads["value"].unsqueeze(-1)], dim=-1)
+        (found,) = torch.autograd.grad((outputs * weights).sum(), vector)
+        return found
+
+    differs = 0.0
+    for row in range(len(batch.rows["action"])):
+        mine, theirs = (moved.clone().requires_grad_() for _ in range(2))
+        heads, _ = rows.heads(mine, {name: tensor[[row]] for name, tensor in batch.rows.items()})
+        expected = by_a_loop(policy, theirs, slots, first, row, burn_in)
+        for name, tensor in expected.items():
+            torch.testing.assert_close(heads[name], tensor, rtol=1e-4, atol=1e-5)
+        through_time = gradient(dict(heads), mine)
+        torch.testing.assert_close(through_time, gradient(expected, theirs), rtol=1e-3, atol=1e-4)
+        cut = moved.clone().requires_grad_()
+        of_steps = gradient(by_a_loop(policy, cut, slots, first, row, burn_in, is_cut=True), cut)
+        differs = max(differs, float((through_time - of_steps).abs().max()))
+    assert differs > 0.01, "gradients through the states are of consequence"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_returns_are_those_of_the_whole_rollouts_values(kind: str) -> None:
+    policy = policy_of(kind)
+    params, slots = params_of(policy), slots_of(policy)
+    batch = prepared(algorithm_of("ppo", policy), params, slots)
+    settings = PpoSpec()
+    _, returns = generalized_advantages(
+        reward=slots["reward"],
+        value=whole_rollout(policy, params, slots)["value"].numpy(),
+        terminated=slots["terminated"],
+        truncated=slots["truncated"],
+        mask=slots["mask"],
+        discount=settings.discount,
+        gae_lambda=settings.gae_lambda,
+    )
+    rows = rows_of(policy, minibatch_size=MINIBATCH, sequences=Sequences(length=LENGTH))
+    np.testing.assert_allclose(batch.rows["return"].numpy(), rows.of_steps(returns), rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_that_was_skipped_counts_the_transitions_of_its_sequences() -> None:

@@ -70,6 +70,13 @@ def test_a_network_says_the_sizes_of_its_state(network: dict[str, Any], sizes: d
             "13 is more than sequenceLength 12",
             "integer from 0 to 12",
         ),
+        (
+            GRU,
+            {"vtrace": {"minibatchSize": 96, "sequenceLength": 24, "burnIn": 2}},
+            "algorithm.vtrace.burnIn",
+            "2 is of no use: each rollout is one sequence",
+            "0, or a sequenceLength below actors.rolloutLength 24",
+        ),
         (GRU, {"pqn": {"minibatchSize": 96}}, "policy.network.recurrent", "pqn trains no recurrent", "ppo, vtrace"),
         (OWN, {"pqn": {"minibatchSize": 96}}, "policy.network.custom.state", "pqn trains no recurrent", "ppo, vtrace"),
         (

@@ -19,11 +19,13 @@ from rlsrl.policies.exported import (
     ExportedActor,
     GaussianHead,
     JointHead,
+    RecurrentLayer,
 )
 from rlsrl.policies.numpy_policy import DenseStack, DenseWeights, NumpyActor
 from rlsrl.testing.rollouts import discrete_env_spec
 
 FIRST = DenseLayer(name="a", weight_offset=2, bias_offset=14, in_size=4, out_size=3, activation="relu")
+GRU = RecurrentLayer(kind="gru", name="c", in_size=4, size=3, weight_ih=0, weight_hh=36, bias_ih=63, bias_hh=72)
 LAST = DenseLayer(name="b", weight_offset=20, bias_offset=0, in_size=3, out_size=2, activation="identity")
 EXPORTED = ExportedActor(
     layout="0123",
@@ -106,6 +108,11 @@ def test_a_part_of_another_kind_is_refused() -> None:
         ({"layers": (replace(FIRST, bias_offset=-1), LAST)}, "'a' reads outside"),
         ({"layers": (replace(FIRST, activation="gelu"), LAST)}, "'gelu' is not one of"),
         ({"layers": (FIRST,)}, "give 3 outputs; the categorical head takes 2"),
+        ({"layers": (replace(GRU, weight_ih=-1), LAST)}, "'c' reads outside the 26 parameters"),
+        ({"layers": (GRU, LAST)}, "'c' reads outside the 26 parameters"),
+        ({"layers": (replace(GRU, kind="rnn"), LAST), "num_parameters": 99}, "'c': kind 'rnn' is not one of"),
+        ({"layers": (GRU, replace(GRU, in_size=3), LAST), "num_parameters": 99}, "one may be recurrent, and not the"),
+        ({"layers": (FIRST, replace(GRU, in_size=3, size=2)), "num_parameters": 99}, "one may be recurrent, and not"),
         ({"layers": ()}, "head takes 2"),
         ({"head": CategoricalHead(num_actions=3)}, "give 2 outputs; the categorical head takes 3"),
         ({"head": GaussianHead(num_dimensions=3, log_std_offset=0)}, "give 2 outputs; the gaussian head takes 3"),

@@ -6,26 +6,32 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from rlsrl.api.spec import Cnn, Mlp, Network, Recurrent
+from rlsrl.algorithms.check import check_algorithm
+from rlsrl.api.spec import AlgorithmSpec, Cnn, Mlp, Network, Recurrent
 from rlsrl.data.inference import RolloutRequest, RolloutResult
 from rlsrl.data.random_slots import random_slot
 from rlsrl.data.slots import Slot, state_field
 from rlsrl.data.specs import ArraySpec, EnvSpec, state_specs
 from rlsrl.data.version import Version
+from rlsrl.envs.memory_tasks import DelayedCue
 from rlsrl.envs.threads import lane_of
+from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import DistributionActor, Policy, PolicyActor, RolloutActor
 from rlsrl.policies.build import build_network
-from rlsrl.policies.exported import ExportedActor
+from rlsrl.policies.export import ExportMismatch, export_dense
+from rlsrl.policies.exported import CategoricalHead, DenseLayer, ExportedActor, RecurrentLayer
+from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.lane_requests import LaneRequests, RequestingLanes
 from rlsrl.policies.lane_states import LaneStates
-from rlsrl.policies.networks import POLICY_HEAD, Heads, Observation, State, unrolled
+from rlsrl.policies.networks import POLICY_HEAD, Heads, Observation, State, stepped, unrolled
 from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes, NumpyPolicy
 from rlsrl.policies.one_step import OneStepActor
 from rlsrl.policies.recurrent import MODULES
@@ -33,6 +39,7 @@ from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.testing.rollouts import continuous_env_spec, discrete_action, discrete_env_spec
 from rlsrl.workers.build.common import torch_policy
+from rlsrl.workers.evaluation import Evaluation
 
 NUM_STEPS, NUM_LANES, SIZE = 12, 5, 7
 KINDS = ("gru", "lstm")
@@ -371,9 +378,112 @@ def test_a_recurrent_layer_stands_behind_the_convolutional_network() -> None:
     assert not np.array_equal(result.state["hidden"], following.state["hidden"])
 
 
-def test_a_network_whose_state_has_other_shapes_than_it_says_is_refused() -> None:
-    class Wrong(ByStep):
-        state_sizes: Mapping[str, int] = {"count": 1, "more": 2}
+class OtherSizes(ByStep):
+    state_sizes: Mapping[str, int] = {"count": 1, "more": 2}
 
-    with pytest.raises(ConfigurationError, match=r"returns a state of shapes .*its state_sizes are"):
-        build_network(Wrong, discrete_env_spec(), {}, seed=0, outputs="policy")
+
+class OtherType(ByStep):
+    def forward(self, observation: Observation, state: State) -> tuple[Heads, State]:
+        heads, following = super().forward(observation, state)
+        return heads, {name: array.double() for name, array in following.items()}
+
+
+class HeadsAlone(ByStep):
+    def forward(self, observation: Observation, state: State) -> Any:
+        return super().forward(observation, state)[0]
+
+
+class StateAlone(ByStep):
+    def forward(self, observation: Observation, state: State) -> Any:
+        heads, following = super().forward(observation, state)
+        return heads, following["count"]
+
+
+class Endless(ByStep):
+    """Its ``unroll`` goes on from one episode to the next."""
+
+    def unroll(self, observation: Observation, state: State, is_first: Tensor) -> tuple[Heads, State]:
+        return stepped(self, observation, state, torch.zeros_like(is_first))
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (OtherSizes, r"returns a state of .*its state_sizes .*'more': 2"),
+        (OtherType, r"torch.float64.* need \[3, size\] of torch.float32"),
+        (HeadsAlone, "returned a dict; a pair of mappings is needed: the heads and the next state"),
+        (StateAlone, "returned a tuple; a pair of mappings is needed"),
+        (Endless, r"has an unroll\(\) whose 'policy' differs from that of forward\(\)"),
+    ],
+)
+def test_a_network_that_breaks_the_protocol_is_refused(network: type[nn.Module], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        build_network(network, discrete_env_spec(), {}, seed=0, outputs="policy")
+
+
+def test_an_exported_actor_without_the_networks_state_is_refused() -> None:
+    class Exported(ByStep):
+        def export_actor(self, layout: FlatLayout) -> ExportedActor:
+            return export_dense(
+                nn.Sequential(self.last), "tower", FlatLayout(shapes={"tower.0.weight": (2, 1), "tower.0.bias": (2,)}),
+                observation,
+            )  # fmt: skip
+
+    observation = {"observation": ArraySpec(shape=(1,), dtype="float32")}
+    env_spec = EnvSpec(observation=observation, action=discrete_action(2))
+    network = build_network(Exported, env_spec, {}, seed=0, outputs="policy")
+    with pytest.raises(ExportMismatch, match=r"the state \[\], and the network \['count'\]"):
+        TorchPolicy(network, env_spec, outputs="policy").export()
+
+
+def test_algorithms_of_users_are_checked_without_a_state() -> None:
+    needs = {"minibatchSize": 16, "outputs": "policy"}
+    spec = AlgorithmSpec.model_validate({"custom": {"factory": "my_algorithm:MyAlgorithm", "needs": needs}})
+    with pytest.raises(ConfigurationError, match=r"the network is recurrent, with the state \['count'\]"):
+        check_algorithm(spec, discrete_env_spec(), ByStep)
+
+
+@pytest.mark.parametrize("num_steps", [2, 5])
+def test_an_evaluation_keeps_the_state_from_slot_to_slot(num_steps: int) -> None:
+    """All answers are right, since a network of weights by hand keeps the cue."""
+    exported, parameters = cue_keeper()
+    envs = LoopVectorEnv(lambda _: DelayedCue(delay=9), seeds=(1, 2, 3))
+    actor = NumpyActor(exported, num_steps=num_steps, num_lanes=3, rng=np.random.default_rng(0), greedy=True)
+    actor.load(parameters)
+    evaluation = Evaluation(
+        actor, envs, num_steps=num_steps, episodes_per_environment=8, max_steps=500, state=exported.state
+    )
+    result = evaluation.play()
+    envs.close()
+    assert result.returns == (1.0,) * 24
+
+
+def cue_keeper() -> tuple[ExportedActor, Parameters]:
+    """Return an actor with one unit, positive after cue 0 and negative after cue 1, and its weights."""
+    # The update gate keeps the state unless a cue is shown; the third gate is the sign of the cue.
+    weight_ih = np.zeros((3, 3), np.float32)
+    weight_ih[1] = (-60.0, -60.0, 0.0)
+    weight_ih[2] = (20.0, -20.0, 0.0)
+    bias_ih = np.array([0.0, 30.0, 0.0], np.float32)
+    last = np.array([[1.0], [-1.0]], np.float32)
+    parts = (weight_ih, np.zeros((3, 1)), bias_ih, np.zeros(3), last, np.zeros(2))
+    sizes = np.cumsum([0, *(np.size(part) for part in parts)])
+    layers = (
+        RecurrentLayer(
+            kind="gru", name="r", in_size=3, size=1, weight_ih=0, weight_hh=int(sizes[1]), bias_ih=int(sizes[2]),
+            bias_hh=int(sizes[3]),
+        ),
+        DenseLayer(
+            name="l", weight_offset=int(sizes[4]), bias_offset=int(sizes[5]), in_size=1, out_size=2,
+            activation="identity",
+        ),
+    )  # fmt: skip
+    exported = ExportedActor(
+        layout="by hand",
+        num_parameters=int(sizes[-1]),
+        observation={"observation": ArraySpec(shape=(3,), dtype="float32")},
+        layers=layers,
+        head=CategoricalHead(num_actions=2),
+    )
+    vector = np.concatenate([np.ravel(part) for part in parts]).astype(np.float32)
+    return exported, Parameters(version=Version(1, 0), vector=vector, layout="by hand")

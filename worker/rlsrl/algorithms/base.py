@@ -132,7 +132,7 @@ class Algorithm(ABC):
 
     @property
     def compiles_evaluation(self) -> bool:
-        """Whether ``evaluate`` may be compiled: unrolled over whole rollouts, its graph would be large."""
+        """Whether ``evaluate`` is compiled. False where it unrolls whole rollouts: its graph would be too large."""
         return True
 
     @abstractmethod

@@ -69,6 +69,10 @@ def check_algorithm(
     outputs = spec.chosen.outputs
     module = build_network(network, env_spec, kwargs or {}, seed=seed, outputs=outputs)
     policy = TorchPolicy(module, env_spec, outputs=outputs)
+    if policy.state:
+        raise ConfigurationError(
+            f"the network is recurrent, with the state {sorted(policy.state)}; the check takes networks without a state"
+        )
     rng = np.random.default_rng(seed)
     slot = random_slot(env_spec, num_steps=rows // num_lanes, num_lanes=num_lanes, rng=rng)
     batch = slot.arrays if spec.chosen.draws_from is None else _drawn(env_spec, slot, spec.chosen, rng)

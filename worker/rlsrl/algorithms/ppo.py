@@ -93,7 +93,6 @@ class Ppo(Algorithm):
     ) -> None:
         """Train the network of ``policy``, whose own weights are not used. ``api`` describes the hyperparameters."""
         self._rows = rows_of(policy, minibatch_size=minibatch_size, sequences=sequences)
-        self._is_recurrent = policy.pure.is_recurrent
         self._log_prob = log_prob_for(policy.env_spec.action)
         self._log_prob_and_entropy = log_prob_and_entropy_for(policy.env_spec.action)
         self._discount = discount
@@ -157,7 +156,7 @@ class Ppo(Algorithm):
     @property
     @override
     def compiles_evaluation(self) -> bool:
-        return not self._is_recurrent
+        return self._rows.compiles_evaluation
 
     @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:

@@ -1,7 +1,7 @@
 """Rows of a batch, and their minibatches.
 
 A row is one step of a lane. A batch of T steps of B lanes has T * B rows, time first. Rows that were drawn from a store
-are in the order of their minibatches.
+are in the order of their minibatches. ``sequences`` has rows of several steps.
 """
 
 from __future__ import annotations

@@ -47,6 +47,9 @@ class Sequences:
 class TrainingRows(ABC):
     """Makes the rows of T steps of B lanes, and evaluates the policy's network on them."""
 
+    compiles_evaluation: bool
+    """See ``Algorithm.compiles_evaluation``."""
+
     def __init__(self, policy: TorchPolicy) -> None:
         self._network = policy.pure
         self._device = policy.device
@@ -63,7 +66,7 @@ class TrainingRows(ABC):
     @property
     @abstractmethod
     def minibatch_rows(self) -> int:
-        """TrainingRows of a minibatch."""
+        """Rows of a minibatch."""
 
     @abstractmethod
     def frames(self, slots: Arrays) -> Tensors:
@@ -101,6 +104,8 @@ class TrainingRows(ABC):
 
 class StepRows(TrainingRows):
     """A row is a step, time first."""
+
+    compiles_evaluation = True
 
     def __init__(self, policy: TorchPolicy, *, minibatch_size: int) -> None:
         """``minibatch_size``: steps of this rank's share of a minibatch."""
@@ -147,10 +152,12 @@ class StepRows(TrainingRows):
 class SequenceRows(TrainingRows):
     """A row is a sequence of L steps of a lane, with the state before its first frame.
 
-    The states within a batch are those by the weights with which its step starts; the first ones are the actor's. With
-    burn-in the network sees the frames before the sequence, too, as far as they are of the same rollout: without
-    gradients, only to bring the state up to the weights in training (Kapturowski et al. 2019, section 3.1).
+    The states of a rollout start from the actor's, and are computed by the weights with which the training step starts.
+    With burn-in the network first sees the frames before the sequence, if they are in the same rollout. It does so
+    without gradients, to compute the state by the weights in training (Kapturowski et al. 2019, section 3.1).
     """
+
+    compiles_evaluation = False
 
     def __init__(self, policy: TorchPolicy, *, minibatch_size: int, sequences: Sequences) -> None:
         """``minibatch_size``: steps of this rank's share of a minibatch."""
@@ -165,8 +172,8 @@ class SequenceRows(TrainingRows):
         check_divides(mask, self._minibatch_size)
         if len(mask) % self._length or self._minibatch_size % self._length:
             raise ValueError(
-                f"sequences of {self._length} steps divide neither rollouts of {len(mask)} steps nor minibatches of "
-                f"{self._minibatch_size}, or only one of them"
+                f"sequences of {self._length} steps must divide rollouts of {len(mask)} steps and minibatches of "
+                f"{self._minibatch_size}"
             )
 
     @property
@@ -190,15 +197,19 @@ class SequenceRows(TrainingRows):
 
     @override
     def evaluate(self, vector: Tensor, frames: Tensors, outputs: StepOutputs) -> Tensors:
-        """See ``TrainingRows``. The states after each frame are among the outputs, [B, T + 1, ...], by their fields."""
+        """See ``TrainingRows``. The states before the rows are outputs, too: by field, [B, rows of a lane, size]."""
         state = {name: frames[state_field(name)] for name in self._state}
         heads, states = self._unroll(vector, frames, state)
         is_first = frames[IS_FIRST]
         flat = {name: tensor.flatten(0, 1) for name, tensor in frames.items() if not is_state_field(name)}
         found = outputs({name: _by_lane(tensor).flatten(0, 1) for name, tensor in heads.items()}, flat)
-        after = {state_field(name): _by_lane(tensor) for name, tensor in states.items()}
         by_frame = {name: tensor.reshape(*is_first.shape, *tensor.shape[1:]) for name, tensor in found.items()}
-        return {**by_frame, **after}
+        starts = range(-self._burn_in, is_first.shape[1] - 1 - self._burn_in, self._length)
+        first = {
+            state_field(name): torch.stack([before if at <= 0 else states[name][at - 1] for at in starts], dim=1)
+            for name, before in state.items()
+        }
+        return {**by_frame, **first}
 
     @override
     def of_frames(self, evaluated: Tensor, num_steps: int) -> NDArray[Any]:
@@ -213,7 +224,7 @@ class SequenceRows(TrainingRows):
         of_steps = {"action": frames["action"], **{name: evaluated[name] for name in outputs}}
         rows |= {name: _sequences(tensor[:, :-1], self._length) for name, tensor in of_steps.items()}
         for field in map(state_field, self._state):
-            rows[field] = self._first_states(frames[field], evaluated[field], num_steps)
+            rows[field] = evaluated[field].transpose(0, 1).flatten(0, 1)
         if self._burn_in:
             is_known = torch.arange(0, num_steps, self._length, device=self._device) >= self._burn_in
             rows[HAS_BURN_IN] = is_known.repeat_interleave(len(frames[IS_FIRST]))
@@ -233,11 +244,8 @@ class SequenceRows(TrainingRows):
             before = {path: tensor[:, : self._burn_in] for path, tensor in frames.items()}
             frames = {path: tensor[:, self._burn_in :] for path, tensor in frames.items()}
             _, states = self._unroll(vector.detach(), before, state)
-            has = minibatch[HAS_BURN_IN]
-            state = {
-                name: torch.where(has.reshape(-1, *(1,) * (tensor.dim() - 1)), states[name][-1], tensor)
-                for name, tensor in state.items()
-            }
+            has = minibatch[HAS_BURN_IN].unsqueeze(-1)
+            state = {name: torch.where(has, states[name][-1], tensor) for name, tensor in state.items()}
         heads, _ = self._unroll(vector, frames, state)
         known = {*self._observation, IS_FIRST, HAS_BURN_IN, *map(state_field, self._state)}
         steps = {
@@ -253,20 +261,15 @@ class SequenceRows(TrainingRows):
         return self._network.unroll(vector, observation, state, frames[IS_FIRST].transpose(0, 1))
 
     def _with_burn_in(self, tensor: Tensor) -> Tensor:
-        """Return the sequences of [B, T, ...], each with the frames before it; those of the first ones are any."""
+        """Return the sequences of [B, T, ...], each with the frames before it.
+
+        Before the first sequences there are arbitrary frames: ``HAS_BURN_IN`` is False there.
+        """
         sequences = _sequences(tensor, self._length)
         if not self._burn_in:
             return sequences
         earlier = torch.cat([tensor[:, : self._burn_in], tensor[:, : -self._burn_in]], dim=1)
         return torch.cat([_sequences(earlier, self._length)[:, : self._burn_in], sequences], dim=1)
-
-    def _first_states(self, of_slot: Tensor, after: Tensor, num_steps: int) -> Tensor:
-        """Return the states before the first frame of each row, [rows, ...].
-
-        ``of_slot`` [B, ...] are the actor's, ``after`` [B, T + 1, ...] those after each frame.
-        """
-        starts = [start - self._burn_in for start in range(0, num_steps, self._length)]
-        return torch.cat([of_slot if start <= 0 else after[:, start - 1] for start in starts])
 
 
 def rows_of(policy: TorchPolicy, *, minibatch_size: int, sequences: Sequences | None) -> TrainingRows:

@@ -43,7 +43,6 @@ class Vtrace(Algorithm):
     ) -> None:
         """Train the network of ``policy``, whose own weights are not used; ``minibatch_size`` is this rank's share."""
         self._rows = rows_of(policy, minibatch_size=minibatch_size, sequences=sequences_of(settings))
-        self._is_recurrent = policy.pure.is_recurrent
         self._log_prob = log_prob_for(policy.env_spec.action)
         self._log_prob_and_entropy = log_prob_and_entropy_for(policy.env_spec.action)
         self._settings = settings
@@ -104,7 +103,7 @@ class Vtrace(Algorithm):
     @property
     @override
     def compiles_evaluation(self) -> bool:
-        return not self._is_recurrent
+        return self._rows.compiles_evaluation
 
     @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:

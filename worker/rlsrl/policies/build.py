@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlsrl.api.spec import NetworkOutputs
-from rlsrl.data.specs import EnvSpec
+from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.policies.device import CPU
 from rlsrl.policies.masked import masked_network
 from rlsrl.policies.networks import (
@@ -19,14 +19,19 @@ from rlsrl.policies.networks import (
     POLICY_HEAD,
     QUANTILES_HEAD,
     VALUE_HEAD,
+    UnrolledNetwork,
     acting_head,
     num_choices,
     state_sizes_of,
+    stepped,
+    unrolled,
 )
 from rlsrl.runtime.errors import ConfigurationError
 
 PROBE_LANES = 3
 """Lanes of the observation on which a new network is tried."""
+PROBE_FRAMES = 4
+"""Frames on which the ``unroll`` of a recurrent network is tried."""
 
 RENAMED_METHODS = {"actor_program": "export_actor", "arranged": "to_preferred_layout"}
 """New names of a network's optional methods, by former name."""
@@ -69,6 +74,8 @@ def build_network(
         _check_method_names(network, name)
         network.to(device)
         _try(network, unmasked, name, device, outputs=outputs)
+        if isinstance(network, UnrolledNetwork) and state_sizes_of(network):
+            _check_unroll(network, unmasked, name, device)
     return network if mask is None else masked_network(network, mask)
 
 
@@ -100,19 +107,14 @@ def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device,
     state = {name: torch.zeros((PROBE_LANES, size), device=device) for name, size in sizes.items()}
     try:
         with torch.no_grad():
-            heads, state = network(observation, state) if state else (network(observation), {})
+            found = network(observation, state) if state else network(observation)
     except Exception as error:
         shapes = {path: tuple(tensor.shape) for path, tensor in observation.items()}
         raise ConfigurationError(
             f"the network of {name} raised {type(error).__name__} for observations of shape {shapes} ({device}): "
             f"{error}"
         ) from error
-    found_shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    if found_shapes != {name: (PROBE_LANES, size) for name, size in sizes.items()}:
-        raise ConfigurationError(
-            f"for {PROBE_LANES} observations the network of {name} returns a state of shapes {found_shapes}; its "
-            f"state_sizes are {sizes}"
-        )
+    heads = _without_state(found, sizes, name) if state else found
     needed = HEADS[outputs]
     if ACTION_VALUES_HEAD in needed:
         num_choices(env_spec)
@@ -136,6 +138,59 @@ def _try(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device,
         _check_head(head, heads[head], shapes[head], name)
     if (quantiles := heads.get(QUANTILES_HEAD)) is not None and ACTION_VALUES_HEAD in needed:
         _check_head(QUANTILES_HEAD, quantiles, (*shapes[ACTION_VALUES_HEAD], *quantiles.shape[-1:]), name)
+
+
+def _without_state(found: Any, sizes: Mapping[str, int], name: str) -> Any:
+    """Return the heads of what a recurrent network returned; check the state beside them."""
+    is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Mapping)
+    if not is_pair or not all(isinstance(tensor, Tensor) for tensor in found[1].values()):
+        raise ConfigurationError(
+            f"the recurrent network of {name} returned a {type(found).__name__}; a pair of mappings is needed: the "
+            "heads and the next state"
+        )
+    heads, state = found
+    shapes = {path: (tuple(tensor.shape), tensor.dtype) for path, tensor in state.items()}
+    if shapes != {path: ((PROBE_LANES, size), torch.float32) for path, size in sizes.items()}:
+        raise ConfigurationError(
+            f"for {PROBE_LANES} observations the network of {name} returns a state of {shapes}; its state_sizes "
+            f"{dict(sizes)} need [{PROBE_LANES}, size] of torch.float32"
+        )
+    return heads
+
+
+def _check_unroll(network: nn.Module, env_spec: EnvSpec, name: str, device: torch.device) -> None:
+    """Compare a network's own ``unroll`` with its ``forward`` on frames between which an episode begins."""
+    generator = torch.Generator().manual_seed(0)
+    frames = {
+        path: _random(generator, (PROBE_FRAMES, PROBE_LANES, *spec.shape), spec).to(device)
+        for path, spec in env_spec.observation.items()
+    }
+    state = {
+        path: torch.rand((PROBE_LANES, size), generator=generator).to(device)
+        for path, size in state_sizes_of(network).items()
+    }
+    is_first = torch.zeros((PROBE_FRAMES, PROBE_LANES), dtype=torch.bool, device=device)
+    is_first[1, 0] = is_first[2, 1] = True
+    with torch.no_grad():
+        found, expected = unrolled(network, frames, state, is_first), stepped(network, frames, state, is_first)
+    for mine, theirs in zip(found, expected, strict=True):
+        for path, tensor in theirs.items():
+            if path not in mine or not torch.allclose(mine[path], tensor, rtol=1e-3, atol=1e-4):
+                raise ConfigurationError(
+                    f"the network of {name} has an unroll() whose {path!r} differs from that of forward() for each "
+                    "frame; frames with is_first start from a state of zeros"
+                )
+
+
+def _random(generator: torch.Generator, shape: tuple[int, ...], spec: ArraySpec) -> Tensor:
+    """Return random entries of the spec's dtype. Categories are their first values."""
+    dtype = getattr(torch, spec.dtype)
+    if spec.categories:
+        first = torch.tensor([start for start, _ in spec.categories]).reshape(spec.shape)
+        return first.expand(shape).to(dtype)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(dtype)
 
 
 def _check_head(head: str, tensor: Tensor, shape: tuple[int, ...], name: str) -> None:

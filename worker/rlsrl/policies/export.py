@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from rlsrl.api.spec import RecurrentKind
 from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.specs import ActionSpec, Arrays, ArraySpec
 from rlsrl.parameters.protocols import Parameters
@@ -25,7 +26,6 @@ from rlsrl.policies.exported import (
     GaussianHead,
     Head,
     JointHead,
-    RecurrentKind,
     RecurrentLayer,
     SquashedHead,
 )

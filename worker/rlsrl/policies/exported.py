@@ -14,7 +14,8 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.data.specs import ActionPart, ArraySpec, PartKind
+from rlsrl.api.spec import Recurrent, RecurrentKind
+from rlsrl.data.specs import ActionPart, ArraySpec, PartKind, state_specs
 
 SMALLEST = np.finfo(np.float32).tiny
 """Lower bound of draws and probabilities: they can be exactly 0, and their logarithm must be finite."""
@@ -26,7 +27,6 @@ LOG_STD_RANGE = (-20.0, 2.0)
 actor-critic."""
 
 Activation = Literal["identity", "tanh", "relu"]
-RecurrentKind = Literal["gru", "lstm"]
 Floats = NDArray[np.float32]
 
 
@@ -137,8 +137,7 @@ class RecurrentLayer:
     @property
     def state(self) -> dict[str, ArraySpec]:
         """The layer's state by name, per lane."""
-        names = ("hidden", "cell") if self.kind == "lstm" else ("hidden",)
-        return dict.fromkeys(names, ArraySpec(shape=(self.size,), dtype="float32"))
+        return state_specs(Recurrent(kind=self.kind, size=self.size).state_sizes)
 
     def fault(self, num_parameters: int) -> str | None:
         """Return what is wrong with the layer in a vector of that length, or None."""

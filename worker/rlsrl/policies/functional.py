@@ -12,8 +12,8 @@ from rlsrl.policies.networks import (
     Heads,
     Observation,
     PreferredLayoutNetwork,
-    RecurrentNetwork,
     State,
+    state_sizes_of,
     unrolled,
 )
 
@@ -42,7 +42,7 @@ class PureNetwork:
     @property
     def is_recurrent(self) -> bool:
         """Whether the network is recurrent: ``unroll`` evaluates it, and a call does not."""
-        return isinstance(self._network, RecurrentNetwork)
+        return bool(state_sizes_of(self._network))
 
     def __call__(self, vector: Tensor, observation: Observation) -> Heads:
         """Evaluate the network with these parameters, [num_parameters]. Gradients flow into the vector."""

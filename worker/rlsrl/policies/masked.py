@@ -20,7 +20,6 @@ from rlsrl.policies.networks import (
     Heads,
     Observation,
     PreferredLayoutNetwork,
-    RecurrentNetwork,
     State,
     acting_head,
     state_sizes_of,
@@ -39,12 +38,6 @@ class _Masked(nn.Module):
         super().__init__()
         self.network = network
         self._mask = mask
-
-    def to_preferred_layout(self, observation: Observation) -> Observation:
-        """Return the arrays in the layout that the network prefers; the mask keeps its own."""
-        if not isinstance(self.network, PreferredLayoutNetwork):
-            return observation
-        return {**observation, **self.network.to_preferred_layout(self._features(observation))}
 
     def _features(self, observation: Observation) -> Observation:
         return {path: tensor for path, tensor in observation.items() if path != self._mask}
@@ -73,6 +66,12 @@ class MaskedNetwork(_Masked):
         """Return the network's heads, the acting one masked."""
         return self._masked(self.network(self._features(observation)), observation)
 
+    def to_preferred_layout(self, observation: Observation) -> Observation:
+        """Return the arrays in the layout that the network prefers; the mask keeps its own."""
+        if not isinstance(self.network, PreferredLayoutNetwork):
+            return observation
+        return {**observation, **self.network.to_preferred_layout(self._features(observation))}
+
 
 class MaskedRecurrentNetwork(_Masked):
     """A recurrent network, whose acting head is masked."""
@@ -96,4 +95,4 @@ class MaskedRecurrentNetwork(_Masked):
 
 def masked_network(network: nn.Module, mask: str) -> nn.Module:
     """Return the network with the mask at that path applied to its acting head."""
-    return (MaskedRecurrentNetwork if isinstance(network, RecurrentNetwork) else MaskedNetwork)(network, mask)
+    return (MaskedRecurrentNetwork if state_sizes_of(network) else MaskedNetwork)(network, mask)

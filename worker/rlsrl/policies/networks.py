@@ -100,16 +100,21 @@ def unrolled(network: nn.Module, observation: Observation, state: State, is_firs
     """
     if isinstance(network, UnrolledNetwork):
         return network.unroll(observation, state, is_first)
+    return stepped(network, observation, state, is_first)
+
+
+def stepped(network: nn.Module, observation: Observation, state: State, is_first: Tensor) -> tuple[Heads, State]:
+    """Do what ``unrolled`` does by one call of the network for each frame."""
     heads, states = [], []
     for step in range(len(is_first)):
-        known = {name: without(array, is_first[step]) for name, array in state.items()}
+        known = {name: zeroed(array, is_first[step]) for name, array in state.items()}
         found, state = network({path: frames[step] for path, frames in observation.items()}, known)
         heads.append(found)
         states.append(state)
     return _stacked(heads), _stacked(states)
 
 
-def without(state: Tensor, is_first: Tensor) -> Tensor:
+def zeroed(state: Tensor, is_first: Tensor) -> Tensor:
     """Return the state, [N, size], with zeros for the environments that begin an episode, [N] bool."""
     return state.masked_fill(is_first.unsqueeze(-1), 0.0)
 
@@ -135,7 +140,8 @@ def acting_output(heads: Heads) -> Tensor:
 
 @runtime_checkable
 class ExportableNetwork(Protocol):
-    """A network whose actor consists of dense layers only, so that actors need no torch. Optional."""
+    """A network whose actor consists of dense layers, and at most one recurrent one, so that actors need no torch.
+    Optional."""
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor | None:
         """Return the actor over the flat vector of that layout, or None if this network has no exported form."""

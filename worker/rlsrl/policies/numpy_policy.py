@@ -476,6 +476,11 @@ class NumpyLanes(NumpyActor):
         np.concatenate([sampler.parameters for sampler in self._samplers], axis=2, out=self._sampler.parameters)
         super().finish()
 
+    @override
+    def restart(self) -> None:
+        for states in self.states:
+            states.restart()
+
 
 def _feature_major(frames: NDArray[Any]) -> NDArray[Any]:
     """Return [T+1, N, ...] as a view [T+1, entries, N]."""

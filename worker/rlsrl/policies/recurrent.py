@@ -5,19 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from rlsrl.api.spec import NetworkOutputs
+from rlsrl.api.spec import NetworkOutputs, Recurrent, RecurrentKind
 from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.cnn import CnnEncoder
 from rlsrl.policies.distributions import constant_deviations, policy_head
 from rlsrl.policies.export import export_recurrent
-from rlsrl.policies.exported import ExportedActor, RecurrentKind
+from rlsrl.policies.exported import NUM_GATES, ExportedActor
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.networks import (
     POLICY_HEAD,
@@ -25,11 +25,10 @@ from rlsrl.policies.networks import (
     FlattenObservation,
     Heads,
     Observation,
-    PreferredLayoutNetwork,
     State,
     hidden_layers,
     orthogonal,
-    without,
+    zeroed,
 )
 
 
@@ -40,22 +39,21 @@ class RecurrentModule(nn.Module, ABC):
     """
 
     kind: RecurrentKind
-    num_gates: int
 
     def __init__(self, num_inputs: int, size: int) -> None:
         """Make a layer of ``size`` units for ``num_inputs`` inputs."""
         super().__init__()
-        self.num_inputs, self.size = num_inputs, size
-        rows = self.num_gates * size
+        self.size = size
+        rows = NUM_GATES[self.kind] * size
         self.weight_ih = nn.Parameter(nn.init.orthogonal_(torch.empty(rows, num_inputs)))
         self.weight_hh = nn.Parameter(nn.init.orthogonal_(torch.empty(rows, size)))
         self.bias_ih = nn.Parameter(torch.zeros(rows))
         self.bias_hh = nn.Parameter(torch.zeros(rows))
 
     @property
-    @abstractmethod
     def state_sizes(self) -> dict[str, int]:
-        """The sizes of one environment's state, by name; its output is ``hidden``."""
+        """The sizes of one environment's state, by name. The layer's output is ``hidden``."""
+        return Recurrent(kind=self.kind, size=self.size).state_sizes
 
     @abstractmethod
     def step(self, projected: Tensor, state: State) -> dict[str, Tensor]:
@@ -71,7 +69,7 @@ class RecurrentModule(nn.Module, ABC):
         projected = functional.linear(inputs, self.weight_ih, self.bias_ih)
         states = []
         for gates, first in zip(projected.unbind(), is_first.unbind(), strict=True):
-            state = self.step(gates, {name: without(array, first) for name, array in state.items()})
+            state = self.step(gates, {name: zeroed(array, first) for name, array in state.items()})
             states.append(state)
         return {name: torch.stack([each[name] for each in states]) for name in states[0]}
 
@@ -80,12 +78,6 @@ class Gru(RecurrentModule):
     """Gated recurrent units (Cho et al. 2014), as ``nn.GRUCell``."""
 
     kind = "gru"
-    num_gates = 3
-
-    @property
-    @override
-    def state_sizes(self) -> dict[str, int]:
-        return {"hidden": self.size}
 
     @override
     def step(self, projected: Tensor, state: State) -> dict[str, Tensor]:
@@ -102,12 +94,6 @@ class Lstm(RecurrentModule):
     """Long short-term memory (Hochreiter and Schmidhuber 1997), as ``nn.LSTMCell``."""
 
     kind = "lstm"
-    num_gates = 4
-
-    @property
-    @override
-    def state_sizes(self) -> dict[str, int]:
-        return {"hidden": self.size, "cell": self.size}
 
     @override
     def step(self, projected: Tensor, state: State) -> dict[str, Tensor]:
@@ -118,16 +104,6 @@ class Lstm(RecurrentModule):
 
 
 MODULES: Mapping[RecurrentKind, type[RecurrentModule]] = {"gru": Gru, "lstm": Lstm}
-
-
-class Encoder(Protocol):
-    """A module whose outputs are the inputs of a recurrent layer."""
-
-    num_features: int
-    """Outputs for one observation."""
-
-    def __call__(self, observation: Observation) -> Tensor:
-        """Return the outputs, [N, num_features]."""
 
 
 class MlpEncoder(nn.Module):
@@ -162,7 +138,10 @@ class RecurrentPolicy(nn.Module):
     def __init__(
         self, env_spec: EnvSpec, encoder: Callable[[EnvSpec], nn.Module], *, kind: RecurrentKind = "gru", size: int = 64
     ) -> None:
-        """Fit the observations and actions of ``env_spec``. ``encoder`` makes an ``Encoder`` for these."""
+        """Fit the observations and actions of ``env_spec``.
+
+        ``encoder`` makes a module that returns [N, ``num_features``] for N observations.
+        """
         super().__init__()
         self._action = env_spec.action
         self.encoder = encoder(env_spec)
@@ -191,11 +170,6 @@ class RecurrentPolicy(nn.Module):
     def heads(self, features: Tensor) -> Heads:
         """Return the heads for the recurrent layer's outputs, [N, size]: ``policy`` [N, A]."""
         return {POLICY_HEAD: policy_head(self._action, self.actor(features), self.log_std)}
-
-    def to_preferred_layout(self, observation: Observation) -> Observation:
-        """Return the arrays in the layout that the encoder prefers."""
-        encoder = self.encoder
-        return encoder.to_preferred_layout(observation) if isinstance(encoder, PreferredLayoutNetwork) else observation
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor | None:
         """Return the actor in its exported form, or None if the encoder has none."""
@@ -231,7 +205,7 @@ class RecurrentActorCritic(RecurrentPolicy):
 
 def _num_features(encoder: nn.Module) -> int:
     number = encoder.num_features
-    assert isinstance(number, int), "an Encoder's"
+    assert isinstance(number, int), "of MlpEncoder and CnnEncoder"
     return number
 
 

@@ -137,6 +137,11 @@ class TorchPolicy(Policy):
                 f"the exported actor chooses {exported.head.parts}; the environment's actions are {parts}. Pass "
                 "action=env_spec.action to export_dense()"
             )
+        if exported is not None and exported.state != self.state:
+            raise ExportMismatch(
+                f"the exported actor has the state {sorted(exported.state)}, and the network {sorted(self.state)}; "
+                "export_recurrent() exports a state that is named hidden, and cell of an LSTM"
+            )
         return exported
 
 

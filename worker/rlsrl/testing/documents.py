@@ -457,7 +457,8 @@ def _fit_recurrence(document: JsonDocument, algorithm: str, rng: random.Random) 
     if "recurrent" in network or "state" in network.get("custom", {}):
         together = math.gcd(document["spec"]["actors"]["rolloutLength"], block["minibatchSize"])
         block["sequenceLength"] = rng.choice([length for length in range(1, together + 1) if together % length == 0])
-        block["burnIn"] = rng.choice([0, block["sequenceLength"]])
+        has_earlier = block["sequenceLength"] < document["spec"]["actors"]["rolloutLength"]
+        block["burnIn"] = rng.choice([0, block["sequenceLength"]]) if has_earlier else 0
 
 
 def _fit_replay(document: JsonDocument, store: tuple[str, ...], rng: random.Random, *, num_environments: int) -> None:

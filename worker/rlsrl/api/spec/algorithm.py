@@ -206,8 +206,8 @@ class ActorCriticSettings(MinibatchSettings):
     """For recurrent networks: steps of the sequences that they are trained on, through which gradients flow. Must
     divide rolloutLength and each trainer's share of minibatchSize."""
     burn_in: Annotated[int, Field(ge=0, le=65_536), INTEGRAL] = 0
-    """For recurrent networks: steps before each sequence that bring its first state up to the weights in training,
-    without gradients (Kapturowski et al. 2019). At most sequenceLength."""
+    """For recurrent networks: steps before each sequence but the first of a rollout, from which its first state is
+    computed by the weights in training, without gradients (Kapturowski et al. 2019). At most sequenceLength."""
     entropy_coefficient: Annotated[float, Field(ge=0, le=10), LIVE] = 0.0
     """Weight of the entropy bonus in the loss."""
     entropy_coefficient_schedule: Annotated[ScheduleSpec, LIVE] | None = None

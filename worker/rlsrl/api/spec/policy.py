@@ -13,6 +13,7 @@ HiddenSizes = Annotated[
     tuple[Annotated[int, Field(ge=1, le=65_536), INTEGRAL], ...], Field(strict=False, min_length=1, max_length=16)
 ]
 """Units of each hidden layer."""
+RecurrentKind = Literal["gru", "lstm"]
 StateSize = Annotated[int, Field(ge=1, le=1_048_576), INTEGRAL]
 """Numbers of an array of a recurrent state, for one environment."""
 VALUE_OPTIONS = ("dueling", "quantiles")
@@ -57,7 +58,7 @@ class Recurrent(Model):
     """A recurrent layer between the network's hidden layers and its outputs. Its state carries what the policy has
     observed in an episode."""
 
-    kind: Literal["gru", "lstm"] = "gru"
+    kind: RecurrentKind = "gru"
     """``gru``: gated recurrent units (Cho et al. 2014). ``lstm``: long short-term memory (Hochreiter and Schmidhuber
     1997)."""
     size: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 64

@@ -31,7 +31,7 @@ _TRAINED_BY = {name: block for name, block in AlgorithmSpec.blocks().items() if 
 _RECURRENT = "has(self.policy.network.recurrent)"
 _STATE = "self.policy.network.custom.state"
 _OWN = f"(has(self.policy.network.custom) && has({_STATE}) && size({_STATE}) > 0)"
-_REMEMBERS = f"({_RECURRENT} || {_OWN})"
+_IS_RECURRENT = f"({_RECURRENT} || {_OWN})"
 
 
 def _network_is_built_in(spec: _Spec) -> Fault | None:
@@ -89,8 +89,12 @@ def _divides_minibatch(spec: _Spec, settings: ActorCriticSettings) -> Fault | No
     return Fault(f"{length} does not divide {of} {share}", near_divisors(share, length))
 
 
-def _burn_in_is_short(spec: _Spec, settings: ActorCriticSettings) -> Fault | None:
-    del spec
+def _burn_in_is_of_use(spec: _Spec, settings: ActorCriticSettings) -> Fault | None:
+    if settings.burn_in and settings.sequence_length >= spec.actors.rollout_length:
+        return Fault(
+            f"{settings.burn_in} is of no use: each rollout is one sequence, with no steps before it",
+            f"0, or a sequenceLength below actors.rolloutLength {spec.actors.rollout_length}",
+        )
     if settings.burn_in <= settings.sequence_length:
         return None
     return Fault(
@@ -101,7 +105,7 @@ def _burn_in_is_short(spec: _Spec, settings: ActorCriticSettings) -> Fault | Non
 
 def _rules_of(name: str) -> tuple[CrossFieldRule, ...]:
     block = f"self.algorithm.{name}"
-    others = f"!{_REMEMBERS} || !has({block}) || {block}.sequenceLength < 1"
+    others = f"!{_IS_RECURRENT} || !has({block}) || {block}.sequenceLength < 1"
     share = f"({block}.minibatchSize / self.trainers.replicas)"
     return (
         CrossFieldRule(
@@ -121,9 +125,10 @@ def _rules_of(name: str) -> tuple[CrossFieldRule, ...]:
         ),
         CrossFieldRule(
             at=f"algorithm.{name}.burnIn",
-            check=_of_block(name, _burn_in_is_short),
-            cel=f"!{_REMEMBERS} || !has({block}) || {block}.burnIn <= {block}.sequenceLength",
-            message="must be at most sequenceLength with a recurrent network",
+            check=_of_block(name, _burn_in_is_of_use),
+            cel=f"!{_IS_RECURRENT} || !has({block}) || {block}.burnIn == 0 || ({block}.burnIn <= {block}.sequenceLength"
+            f" && {block}.sequenceLength < self.actors.rolloutLength)",
+            message="must be at most sequenceLength, and 0 where that is rolloutLength, with a recurrent network",
         ),
     )
 
