@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -364,9 +364,10 @@ def test_an_actor_of_one_environment_keeps_its_state_until_it_restarts(kind: str
     assert first == heads[POLICY_HEAD].argmax(-1).flatten().tolist()
 
 
-def test_a_recurrent_layer_stands_behind_the_convolutional_network() -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_recurrent_layer_stands_behind_the_convolutional_network(precision: Literal["float32", "bfloat16"]) -> None:
     image = EnvSpec(observation={"observation": ArraySpec(shape=(1, 36, 36), dtype="uint8")}, action=discrete_action(3))
-    network = Network(cnn=Cnn(hidden_size=8), recurrent=Recurrent(kind="gru", size=SIZE))
+    network = Network(cnn=Cnn(hidden_size=8, precision=precision), recurrent=Recurrent(kind="gru", size=SIZE))
     policy = torch_policy(network, image, outputs="policyAndValue", seed=0)
     assert policy.export() is None, "only dense layers have a torch-free form"
     policy.load(policy.parameters(Version(1, 0)))
