@@ -113,7 +113,7 @@ class TorchPolicy(Policy):
         """Return what the network says of actions, [N, A], for all lanes of the requests, and their next states.
 
         The first are parameters of the action distribution, without the deviations of a version, or the values of
-        actions. States are by name, each [N, ...]; there are none without memory.
+        actions. States are by name, each [N, size]; a policy without a state has an empty mapping.
         """
         if self._distribution is None:
             raise RuntimeError("load() comes before predict()")
