@@ -154,8 +154,8 @@ class RequestingLanes:
         """Act for slots of ``num_steps`` steps and ``num_lanes`` lanes, with noise from ``rng``.
 
         ``exploration``: see ``Exploration``.
-        ``states``: the recurrent state of each lane, shared with the lanes that fill slots in turn with these. None: the
-        policy has no state.
+        ``states``: the recurrent state of each lane, shared with the lanes that fill slots in turn with these. None:
+        the policy has no state.
         ``load`` makes the policy that answers these lanes use new weights. The requests carry ``number``.
         """
         self.load = load
