@@ -118,7 +118,7 @@ kind: RLExperiment
 metadata: {{name: live}}
 spec:
   environment: {environment}
-  policy: {{network: {{mlp: {{hiddenSizes: [32], {options}}}}}}}
+  policy: {{network: {{mlp: {{hiddenSizes: [32], {options}}}, recurrent: {recurrent}}}}}
   algorithm: {{{algorithm}: {{minibatchSize: 64, replay: {{capacity: 5000, start: 500}}}}}}
   actors: {{environments: 8, rolloutLength: 16}}
   pacing: {{trainStepsPerEnvStep: 0.1}}
@@ -131,6 +131,10 @@ VARIANTS = {
         "environment": CART_POLE, "options": "dueling: true, quantiles: 8", "algorithm": "dqn"
     },
     "DQN, masked": {"environment": MASKED, "options": "activation: relu", "algorithm": "dqn"},
+    "DQN, recurrent": {
+        "environment": CART_POLE, "options": "dueling: true, quantiles: 8", "algorithm": "dqn",
+        "recurrent": "{size: 16}",
+    },
     "SAC, discrete": {"environment": CART_POLE, "options": "activation: relu", "algorithm": "sac"},
     "SAC, discrete, masked": {"environment": MASKED, "options": "activation: relu", "algorithm": "sac"},
 }  # fmt: skip
@@ -204,7 +208,7 @@ def test_replay_trains_as_often_as_the_ratio_says_to_the_end(num_trainers: int, 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_trains_as_often_as_the_ratio_says_with_an_exact_ledger(name: str, tmp_path: Path) -> None:
-    text = VARIANT.format(**VARIANTS[name])
+    text = VARIANT.format(**{"recurrent": "null", **VARIANTS[name]})
     desk = Desk(tmp_path, text)
     done = desk.call("run", "live.yaml")
     assert done.returncode == 0, done.stdout + done.stderr

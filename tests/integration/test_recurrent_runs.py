@@ -52,6 +52,11 @@ class Remembering(torch.nn.Module):
         memory = self.cell(observation["observation"], state["memory"])
         return {"policy": self.policy(memory), "value": self.value(memory).squeeze(-1)}, {"memory": memory}
 """
+DQN = (
+    "dqn: {learningRate: 0.001, minibatchSize: 256, targetPeriod: 100, epsilon: 0.02, "
+    "replay: {capacity: 50000, start: 2000, nStep: 3, priorities: {}}}"
+)
+ACTORS = "  actors:"
 CHANGES = {
     "PPO, LSTM, burn-in": {
         NETWORK: NETWORK.replace("gru", "lstm"),
@@ -59,6 +64,12 @@ CHANGES = {
     },
     "V-trace, GRU": {
         PPO: "vtrace: {learningRate: 0.003, entropyCoefficient: 0.01, minibatchSize: 256, sequenceLength: 16}"
+    },
+    "R2D2, GRU": {PPO: DQN, ACTORS: f"  pacing: {{trainStepsPerEnvStep: 0.05}}\n{ACTORS}"},
+    "R2D2, LSTM, dueling": {
+        PPO: DQN.replace("minibatchSize", "burnIn: false, valueRescaling: true, minibatchSize"),
+        ACTORS: f"  pacing: {{trainStepsPerEnvStep: 0.05}}\n{ACTORS}",
+        NETWORK: NETWORK.replace("gru", "lstm").replace("[32]", "[32], activation: relu, dueling: true"),
     },
     "own network": {NETWORK: "{custom: {factory: 'my_network:Remembering', state: {memory: 32}}}"},
 }
@@ -69,6 +80,11 @@ WAYS = {
     "compiled": ("trainers.compile=upfront",),
     "threads": ("actors.vectorization=threads",),
     "threads, policy worker": ("actors.vectorization=threads", "policyWorkers.replicas=1"),
+}
+WITH_REPLAY = {
+    **WAYS,
+    "policy worker": ("policyWorkers.replicas=1",),
+    "buffer worker": ("bufferWorkers.replicas=2", "actors.replicas=2"),
 }
 
 
@@ -163,13 +179,27 @@ def test_it_reaches_the_goal_with(name: str, way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_survives_a_kill_of_each_role(tmp_path: Path) -> None:
-    mlp = "{{mlp: {{hiddenSizes: [16]}}"
+@pytest.mark.timeout(TRAINING_SECONDS + 60)
+@pytest.mark.parametrize("way", WITH_REPLAY)
+def test_it_reaches_the_goal_with_replay_and(way: str, tmp_path: Path) -> None:
+    train(tmp_path, "R2D2, GRU", *WITH_REPLAY[way])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "others"), [("ppo", "buffer"), ("dqn", ""), ("dqn", "buffer")])
+def test_it_survives_a_kill_of_each_role(algorithm: str, others: str, tmp_path: Path) -> None:
+    mlp, ppo = "{{mlp: {{hiddenSizes: [16]}}", "ppo: {{epochs: 2, minibatchSize: 256}}"
     assert mlp in GATED_EXPERIMENT
+    assert ppo in GATED_EXPERIMENT
     experiment = GATED_EXPERIMENT.replace(mlp, f"{mlp}, recurrent: {{{{kind: lstm}}}}")
-    others = "  policyWorkers: {{replicas: 1}}\n  bufferWorkers: {{replicas: 1}}\n"
-    roles = ("coordinator", "actor", "trainer", "policy", "buffer")
-    with KillCampaign(tmp_path, experiment + others, seed=1) as campaign:
+    if algorithm == "dqn":
+        replay = "dqn: {{minibatchSize: 256, replay: {{capacity: 5000, start: 500, priorities: {{}}}}}}"
+        experiment = experiment.replace(ppo, replay) + "  pacing: {{trainStepsPerEnvStep: 0.1}}\n"
+    experiment += "  policyWorkers: {{replicas: 1}}\n"
+    if others:
+        experiment += "  bufferWorkers: {{replicas: 1}}\n"
+    roles = ("coordinator", "actor", "trainer", "policy", *filter(None, [others]))
+    with KillCampaign(tmp_path, experiment, seed=1) as campaign:
         for role in roles:
             campaign.kill(role, "training")
         summary = campaign.finish()

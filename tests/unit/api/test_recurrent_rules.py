@@ -77,8 +77,22 @@ def test_a_network_says_the_sizes_of_its_state(network: dict[str, Any], sizes: d
             "2 is of no use: each rollout is one sequence",
             "0, or a sequenceLength below actors.rolloutLength 24",
         ),
-        (GRU, {"pqn": {"minibatchSize": 96}}, "policy.network.recurrent", "pqn trains no recurrent", "ppo, vtrace"),
-        (OWN, {"pqn": {"minibatchSize": 96}}, "policy.network.custom.state", "pqn trains no recurrent", "ppo, vtrace"),
+        (
+            GRU,
+            {"dqn": {"minibatchSize": 64}},
+            "algorithm.dqn.minibatchSize",
+            "64 is no multiple of actors.rolloutLength 24",
+            "a multiple of 24, for example 48 or 72",
+        ),
+        (GRU, {"dqn": {"burnIn": 8}}, "algorithm.dqn.burnIn", "value 8 has the wrong type", "true or false"),
+        (
+            GRU,
+            {"pqn": {"minibatchSize": 96}},
+            "policy.network.recurrent",
+            "pqn trains no recurrent",
+            "ppo, vtrace, dqn",
+        ),
+        (OWN, {"pqn": {"minibatchSize": 96}}, "policy.network.custom.state", "pqn trains no recurrent", "vtrace, dqn"),
         (
             {**OWN, "recurrent": {}},
             {"ppo": {"minibatchSize": 96, "sequenceLength": 12}},
@@ -104,6 +118,15 @@ def test_each_trainer_needs_whole_sequences() -> None:
     load_text(experiment(GRU, block, trainers={"replicas": 2}))
     with pytest.raises(SpecError, match=r"24 does not divide minibatchSize 48 / 4 trainers = 12"):
         load_text(experiment(GRU, block, trainers={"replicas": 4}, actors={"environments": 8, "rolloutLength": 24}))
+
+
+def test_each_trainer_needs_whole_rollouts_of_a_store() -> None:
+    block, pacing = {"dqn": {"minibatchSize": 48}}, {"trainStepsPerEnvStep": 1}
+    actors = {"replicas": 4, "environments": 8, "rolloutLength": 24}
+    load_text(experiment(GRU, block, trainers={"replicas": 2}, pacing=pacing, actors=actors))
+    with pytest.raises(SpecError, match=r"48 is no multiple of actors.rolloutLength x 4 trainers = 96"):
+        load_text(experiment(GRU, block, trainers={"replicas": 4}, pacing=pacing, actors=actors))
+    load_text(experiment({"mlp": {}}, block, trainers={"replicas": 4}, pacing=pacing, actors=actors))
 
 
 def test_without_recurrence_sequences_are_of_no_consequence() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlsrl.algorithms.check import check_algorithm
-from rlsrl.api.spec import AlgorithmSpec, Cnn, Mlp, Network, Recurrent
+from rlsrl.api.spec import AlgorithmSpec, Cnn, Mlp, Network, NetworkOutputs, Recurrent
 from rlsrl.data.inference import RolloutRequest, RolloutResult
 from rlsrl.data.random_slots import random_slot
 from rlsrl.data.slots import Slot, state_field
@@ -26,12 +26,14 @@ from rlsrl.envs.vector import LoopVectorEnv
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.acting import DistributionActor, Policy, PolicyActor, RolloutActor
 from rlsrl.policies.build import build_network
+from rlsrl.policies.distributions import log_prob_for
+from rlsrl.policies.epsilon_greedy import EPSILON, values_to_logits
 from rlsrl.policies.export import ExportMismatch, export_dense
 from rlsrl.policies.exported import CategoricalHead, DenseLayer, ExportedActor, RecurrentLayer
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.lane_requests import LaneRequests, RequestingLanes
 from rlsrl.policies.lane_states import LaneStates
-from rlsrl.policies.networks import POLICY_HEAD, Heads, Observation, State, stepped, unrolled
+from rlsrl.policies.networks import POLICY_HEAD, Heads, Observation, State, acting_output, stepped, unrolled
 from rlsrl.policies.numpy_policy import NumpyActor, NumpyLanes, NumpyPolicy
 from rlsrl.policies.one_step import OneStepActor
 from rlsrl.policies.recurrent import MODULES
@@ -51,18 +53,31 @@ MASKED = EnvSpec(
     },
     action=replace(discrete_action(4), mask=LEGAL),
 )
-ENV_SPECS = {"discrete": discrete_env_spec(), "continuous": continuous_env_spec(), "masked": MASKED}
+ENV_SPECS = {
+    "discrete": discrete_env_spec(),
+    "continuous": continuous_env_spec(),
+    "masked": MASKED,
+    "values": discrete_env_spec(num_actions=3),
+    "masked values": MASKED,
+}
+EPSILON_OF_VALUES = 0.3
 
 
-def network_of(kind: str) -> Network:
-    return Network(mlp=Mlp(hidden_sizes=(6,)), recurrent=Recurrent(kind=kind, size=SIZE))  # type: ignore[arg-type]
+def network_of(kind: str, **options: Any) -> Network:
+    mlp = Mlp(hidden_sizes=(6,), **options)
+    return Network(mlp=mlp, recurrent=Recurrent(kind=kind, size=SIZE))  # type: ignore[arg-type]
 
 
-def policy_of(kind: str, env_spec: EnvSpec, *, seed: int = 3) -> tuple[TorchPolicy, Parameters]:
+def policy_of(
+    kind: str, env_spec: EnvSpec, *, seed: int = 3, has_values: bool = False
+) -> tuple[TorchPolicy, Parameters]:
     """Return a policy with random weights, whose actions depend much on its state."""
-    policy = torch_policy(network_of(kind), env_spec, outputs="policyAndValue", seed=0)
+    network = network_of(kind, dueling=True, quantiles=2) if has_values else network_of(kind)
+    outputs: NetworkOutputs = "actionValues" if has_values else "policyAndValue"
+    policy = torch_policy(network, env_spec, outputs=outputs, seed=0)
     vector = np.random.default_rng(seed).standard_normal(policy.layout.num_parameters).astype(np.float32)
-    parameters = replace(policy.parameters(Version(1, 2)), vector=vector)
+    statistics = {EPSILON: np.float32(EPSILON_OF_VALUES)} if has_values else {}
+    parameters = replace(policy.parameters(Version(1, 2)), vector=vector, statistics=statistics)
     policy.load(parameters)
     return policy, parameters
 
@@ -282,7 +297,7 @@ def episodes_begin(slots: Sequence[Slot]) -> Iterator[np.ndarray]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_slot_says_the_state_that_its_actions_began_with(kind: str, env: str, way: str) -> None:
     env_spec = ENV_SPECS[env]
-    policy, parameters = policy_of(kind, env_spec)
+    policy, parameters = policy_of(kind, env_spec, has_values=env.endswith("values"))
     slots = slots_of(env_spec, kind)
 
     WAYS[way](policy, parameters, env_spec, slots)
@@ -300,17 +315,20 @@ def test_each_slot_says_the_state_that_its_actions_began_with(kind: str, env: st
         with torch.no_grad():
             heads, states = unrolled(policy.network, frames, recorded, begins)
             forgetful, _ = unrolled(policy.network, frames, recorded, torch.ones_like(begins))
-        log_prob = log_probs(policy, heads[POLICY_HEAD], slot)
+        log_prob = log_probs(policy, heads, slot)
         np.testing.assert_allclose(slot.arrays["behavior_log_prob"], log_prob, rtol=1e-5, atol=1e-4)
-        differs += float(np.abs(log_probs(policy, forgetful[POLICY_HEAD], slot) - log_prob).max())
+        differs += float(np.abs(log_probs(policy, forgetful, slot) - log_prob).max())
         state = {name: array[-1] for name, array in states.items()}
     assert differs > 0.1, "the state matters"
     assert any(not slot.arrays["mask"].all() for slot in slots)
 
 
-def log_probs(policy: TorchPolicy, parameters: Tensor, slot: Slot) -> np.ndarray:
-    from rlsrl.policies.distributions import log_prob_for
-
+def log_probs(policy: TorchPolicy, heads: Heads, slot: Slot) -> np.ndarray:
+    parameters = acting_output(heads)
+    if POLICY_HEAD not in heads:
+        values = parameters.numpy().reshape(-1, parameters.shape[-1]).T.copy()
+        values_to_logits(values, EPSILON_OF_VALUES)
+        parameters = torch.from_numpy(values.T.copy()).reshape(parameters.shape)
     action = torch.from_numpy(slot.arrays["action"].copy())
     return log_prob_for(policy.env_spec.action)(parameters, action).numpy()
 

@@ -1,7 +1,8 @@
 """Deep Q-learning (Mnih et al. 2015, "Human-level control through deep reinforcement learning"), as pure functions.
 
 With double Q-learning (van Hasselt et al. 2016, "Deep reinforcement learning with double Q-learning"). Rewards of n
-steps and draws by priority are the replay store's.
+steps and draws by priority are the replay store's. Recurrent networks are trained on sequences, which is R2D2
+(Kapturowski et al. 2019): see ``value_rows``.
 """
 
 from __future__ import annotations
@@ -14,18 +15,12 @@ from torch import Tensor
 from torch.nn.functional import huber_loss
 from typing_extensions import override
 
-from rlsrl.algorithms.base import ERRORS, POLICY, WEIGHT, Algorithm, Batch, Evaluate, ParameterGroup, Reduce, Tensors
-from rlsrl.algorithms.rows import (
-    IMPORTANCE_EXPONENT,
-    chosen_values,
-    corrected_weights,
-    drawn_batch,
-    drawn_schedule,
-    has_choice,
-)
+from rlsrl.algorithms.base import ERRORS, POLICY, Algorithm, Batch, Evaluate, ParameterGroup, Reduce, Tensors
+from rlsrl.algorithms.rows import IMPORTANCE_EXPONENT, chosen_values, has_choice
 from rlsrl.algorithms.schedules import Scheduled, scheduled, value_at
-from rlsrl.api.spec import DqnSpec
-from rlsrl.buffers.replay.rows import NEXT
+from rlsrl.algorithms.value_rescaling import rescaled, restored
+from rlsrl.algorithms.value_rows import DrawnSequences, TransitionRows, ValueRows
+from rlsrl.api.spec import DqnSpec, PrioritySpec
 from rlsrl.data.specs import Arrays
 from rlsrl.policies.epsilon_greedy import EPSILON
 from rlsrl.policies.networks import ACTION_VALUES_HEAD, QUANTILES_HEAD
@@ -58,11 +53,8 @@ class Dqn(Algorithm):
         self, policy: TorchPolicy, settings: DqnSpec, *, num_ranks: int, schedules: Mapping[str, Scheduled]
     ) -> None:
         """Train the network of ``policy``, whose own weights are not used."""
-        self._network = policy.pure
-        self._device = policy.device
-        self._observation = tuple(policy.env_spec.observation)
+        self._rows = _rows_of(policy, settings, num_ranks)
         self._settings = settings
-        self._num_ranks = num_ranks
         self._schedules = schedules
 
     @property
@@ -85,12 +77,11 @@ class Dqn(Algorithm):
 
     @override
     def prepare(self, params: Tensors, slots: Arrays, reduce: Reduce, evaluate: Evaluate) -> Batch:
-        return drawn_batch(slots, self._device)
+        return self._rows.batch(slots)
 
     @override
     def schedule(self, batch: Batch, rng: np.random.Generator, reduce: Reduce) -> Tensors:
-        size = self._settings.minibatch_size // self._num_ranks
-        return drawn_schedule(batch, size=size, num_ranks=self._num_ranks)
+        return self._rows.schedule(batch, reduce)
 
     @override
     def coefficients(self, env_steps: int) -> Mapping[str, float]:
@@ -112,22 +103,49 @@ class Dqn(Algorithm):
         The target is ``reward + discount * Q_target(s', argmax_a Q(s', a))`` (van Hasselt et al., eq. 4); without
         ``double`` the target network chooses, too (Mnih et al., algorithm 1). A network with quantiles learns those of
         the returns by quantile regression (Dabney et al. 2018, "Distributional reinforcement learning with quantile
-        regression", algorithm 1). What follows has no value where no action is legal.
+        regression", algorithm 1). What follows has no value where no action is legal. With ``valueRescaling`` all these
+        values are rescaled, and what follows is not while the reward is added (Pohlen et al. 2018, equation 4).
         """
-        chosen = _of_actions(self._network(params[POLICY], minibatch), minibatch["action"])
+        found = self._rows.valued(params[POLICY], state[TARGET], minibatch)
+        chosen = _of_actions(found.heads, found.steps["action"])
         with torch.no_grad():
-            following = {name: minibatch[NEXT + name] for name in self._observation}
-            values = self._network(state[TARGET], following)
-            chooser = self._network(params[POLICY], following) if self._settings.double else values
-            next_values = _of_actions(values, chooser[ACTION_VALUES_HEAD].argmax(dim=-1))
+            values = found.following
+            next_values = _of_actions(values, found.chooser[ACTION_VALUES_HEAD].argmax(dim=-1))
             next_values = torch.where(has_choice(values[ACTION_VALUES_HEAD]).unsqueeze(-1), next_values, 0.0)
-            target = minibatch["reward"].unsqueeze(-1) + minibatch["discount"].unsqueeze(-1) * next_values
-        loss = torch.dot(_regression(chosen, target, self._settings.huber_delta), corrected_weights(minibatch))
+            target = self._target(found.steps, next_values)
+        loss = torch.dot(_regression(chosen, target, self._settings.huber_delta), found.weight)
         value = chosen.mean(dim=-1)
         error = (value - target.mean(dim=-1)).abs()
-        mean = minibatch[WEIGHT]
-        metrics = {"loss": loss, "q": torch.dot(value, mean), "td_error": torch.dot(error, mean), ERRORS: error}
+        metrics = {
+            "loss": loss,
+            "q": torch.dot(value, found.mean),
+            "td_error": torch.dot(error, found.mean),
+            ERRORS: self._rows.errors(error, minibatch),
+        }
         return loss, {name: tensor.detach() for name, tensor in metrics.items()}
+
+    def _target(self, steps: Tensors, next_values: Tensor) -> Tensor:
+        """Return what the values of the chosen actions are to be, [S, K], by those that follow, [S, K]."""
+        reward, discount = (steps[name].unsqueeze(-1) for name in ("reward", "discount"))
+        if not self._settings.value_rescaling:
+            return reward + discount * next_values
+        return rescaled(reward + discount * restored(next_values))
+
+
+def _rows_of(policy: TorchPolicy, settings: DqnSpec, num_ranks: int) -> ValueRows:
+    """Return how drawn rows are evaluated: sequences for a recurrent network, else transitions."""
+    size, double = settings.minibatch_size, settings.double
+    if not policy.pure.is_recurrent:
+        return TransitionRows(policy, minibatch_size=size, num_ranks=num_ranks, double=double)
+    priorities = settings.replay.priorities or PrioritySpec()
+    return DrawnSequences(
+        policy,
+        minibatch_size=size,
+        num_ranks=num_ranks,
+        double=double,
+        burn_in=settings.burn_in,
+        largest_error_weight=priorities.largest_error_weight,
+    )
 
 
 def _of_actions(heads: Tensors, action: Tensor) -> Tensor:

@@ -18,17 +18,14 @@ from typing_extensions import override
 
 from rlsrl.algorithms.base import Tensors
 from rlsrl.algorithms.rows import actions_of_frames, as_rows, check_divides, frame_rows, step_rows
+from rlsrl.algorithms.unrolling import Unrolling
 from rlsrl.api.spec import ActorCriticSettings
+from rlsrl.data.sequences import HAS_BURN_IN, IS_FIRST, first_frames
 from rlsrl.data.slots import is_state_field, state_field
 from rlsrl.data.specs import Arrays
 from rlsrl.policies.device import to_device, to_host
 from rlsrl.policies.networks import Heads
 from rlsrl.policies.torch_policy import TorchPolicy
-
-IS_FIRST = "is_first"
-"""Among the rows of sequences: whether each frame is the first of an episode."""
-HAS_BURN_IN = "has_burn_in"
-"""Among the rows of sequences with burn-in: whether the frames before the sequence are those of the same rollout."""
 
 StepOutputs = Callable[[Heads, Tensors], Tensors]
 """Computes what is needed of steps, each [N], from their heads and rows."""
@@ -162,7 +159,8 @@ class SequenceRows(TrainingRows):
     def __init__(self, policy: TorchPolicy, *, minibatch_size: int, sequences: Sequences) -> None:
         """``minibatch_size``: steps of this rank's share of a minibatch."""
         super().__init__(policy)
-        self._state = tuple(policy.state)
+        self._unrolling = Unrolling(policy)
+        self._state = self._unrolling.state
         self._minibatch_size = minibatch_size
         self._length = sequences.length
         self._burn_in = sequences.burn_in
@@ -185,7 +183,7 @@ class SequenceRows(TrainingRows):
     def frames(self, slots: Arrays) -> Tensors:
         mask = slots["mask"]
         is_first = np.zeros((len(mask) + 1, mask.shape[1]), np.bool_)
-        np.logical_not(mask, out=is_first[1:])  # the states in the slot are those with which frame 0 was acted on
+        is_first[1:] = first_frames(mask)  # the states in the slot are those with which frame 0 was acted on
         by_frame = {path: slots[path] for path in self._observation}
         by_frame |= {"action": actions_of_frames(slots), IS_FIRST: is_first}
         frames = {
@@ -199,7 +197,7 @@ class SequenceRows(TrainingRows):
     def evaluate(self, vector: Tensor, frames: Tensors, outputs: StepOutputs) -> Tensors:
         """See ``TrainingRows``. The states before the rows are outputs, too: by field, [B, rows of a lane, size]."""
         state = {name: frames[state_field(name)] for name in self._state}
-        heads, states = self._unroll(vector, frames, state)
+        heads, states = self._unrolling.unroll(vector, frames, state)
         is_first = frames[IS_FIRST]
         flat = {name: tensor.flatten(0, 1) for name, tensor in frames.items() if not is_state_field(name)}
         found = outputs({name: _by_lane(tensor).flatten(0, 1) for name, tensor in heads.items()}, flat)
@@ -238,15 +236,7 @@ class SequenceRows(TrainingRows):
 
     @override
     def heads(self, vector: Tensor, minibatch: Tensors) -> tuple[Heads, Tensors]:
-        state = {name: minibatch[state_field(name)] for name in self._state}
-        frames = {path: minibatch[path] for path in (*self._observation, IS_FIRST)}
-        if self._burn_in:
-            before = {path: tensor[:, : self._burn_in] for path, tensor in frames.items()}
-            frames = {path: tensor[:, self._burn_in :] for path, tensor in frames.items()}
-            _, states = self._unroll(vector.detach(), before, state)
-            has = minibatch[HAS_BURN_IN].unsqueeze(-1)
-            state = {name: torch.where(has, states[name][-1], tensor) for name, tensor in state.items()}
-        heads, _ = self._unroll(vector, frames, state)
+        heads = self._unrolling.after_burn_in(vector, minibatch, self._burn_in)
         known = {*self._observation, IS_FIRST, HAS_BURN_IN, *map(state_field, self._state)}
         steps = {
             name: tensor if tensor.dim() < 2 else tensor.transpose(0, 1).flatten(0, 1)
@@ -254,11 +244,6 @@ class SequenceRows(TrainingRows):
             if name not in known
         }
         return {name: tensor.flatten(0, 1) for name, tensor in heads.items()}, steps
-
-    def _unroll(self, vector: Tensor, frames: Tensors, state: Tensors) -> tuple[Heads, Tensors]:
-        """Evaluate frames, [N, L, ...] each; heads and states are [L, N, ...]."""
-        observation = {path: frames[path].transpose(0, 1) for path in self._observation}
-        return self._network.unroll(vector, observation, state, frames[IS_FIRST].transpose(0, 1))
 
     def _with_burn_in(self, tensor: Tensor) -> Tensor:
         """Return the sequences of [B, T, ...], each with the frames before it.

@@ -28,7 +28,8 @@ def assumed_store_bytes(spec: ExperimentSpec, role: str) -> int:
         return 0
     num_steps, images = spec.actors.rollout_length, spec.environment.frame_stack or 1
     num_segments = -(-settings.capacity // (spec.num_replay_stores * num_steps))
-    return num_segments * (num_steps * _STEP_BYTES + (num_steps + images) * _frame_bytes(spec))
+    state = 4 * sum(spec.policy.network.state_sizes.values())
+    return num_segments * (num_steps * _STEP_BYTES + (num_steps + images) * _frame_bytes(spec) + state)
 
 
 def _frame_bytes(spec: ExperimentSpec) -> int:

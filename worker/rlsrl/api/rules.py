@@ -56,6 +56,12 @@ class CrossFieldRule:
         return Violation(at=tuple(self.at.split(".")), message=fault.message, allowed=fault.allowed)
 
 
+def near_multiples(number: int, wanted: int) -> str:
+    """Return text for an ``allowed``: a multiple of ``number``, with the nearest below and above ``wanted``."""
+    below = wanted // number * number
+    return f"a multiple of {number}, for example {f'{below} or ' if below else ''}{below + number}"
+
+
 def near_divisors(number: int, wanted: int) -> str:
     """Return text for an ``allowed``: a divisor of ``number``, with the nearest below and above ``wanted``."""
     if number == 1:

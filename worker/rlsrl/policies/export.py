@@ -104,6 +104,7 @@ def export_recurrent(
     log_std: str | None = None,
     action: ActionSpec | None = None,
     is_values: bool = False,
+    quantiles: int = 1,
 ) -> ExportedActor:
     """Export hidden layers, a recurrent layer with the parameters of ``nn.GRUCell`` or ``nn.LSTMCell``, and a last one.
 
@@ -128,12 +129,13 @@ def export_recurrent(
         size=num_rows // NUM_GATES[kind],
         **{each: layout.offsets[f"{name}.{each}"] for each in parameters},
     )
+    last_layer = _dense_layer(of_last, last, _last_activation(action), layout, means_of=quantiles)
     return ExportedActor(
         layout=layout.digest,
         num_parameters=layout.num_parameters,
         observation=dict(observation),
-        layers=(*layers, recurrent, _dense_layer(of_last, last, _last_activation(action), layout)),
-        head=CategoricalHead(num_actions=last.out_features, is_values=True)
+        layers=(*layers, recurrent, last_layer),
+        head=CategoricalHead(num_actions=last_layer.out_size, is_values=True)
         if is_values
         else _head(last.out_features, log_std, layout, action),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,9 @@ from rlsrl.policies.networks import (
     Heads,
     Observation,
     State,
+    action_values,
     hidden_layers,
+    num_choices,
     orthogonal,
     zeroed,
 )
@@ -132,22 +134,19 @@ class MlpEncoder(nn.Module):
         return features
 
 
-class RecurrentPolicy(nn.Module):
-    """Logits and means of actions on a recurrent layer behind an encoder; gain 0.01 before them."""
+class RecurrentHeads(nn.Module, ABC):
+    """Heads on a recurrent layer behind an encoder."""
 
     def __init__(
         self, env_spec: EnvSpec, encoder: Callable[[EnvSpec], nn.Module], *, kind: RecurrentKind = "gru", size: int = 64
     ) -> None:
-        """Fit the observations and actions of ``env_spec``.
+        """Fit the observations of ``env_spec``.
 
         ``encoder`` makes a module that returns [N, ``num_features``] for N observations.
         """
         super().__init__()
-        self._action = env_spec.action
         self.encoder = encoder(env_spec)
         self.recurrent = MODULES[kind](_num_features(self.encoder), size)
-        self.actor = orthogonal(nn.Linear(size, self._action.num_layer_outputs), 0.01)
-        self.log_std = constant_deviations(self._action)
 
     @property
     def state_sizes(self) -> Mapping[str, int]:
@@ -167,6 +166,24 @@ class RecurrentPolicy(nn.Module):
         heads = self.heads(states["hidden"].flatten(0, 1))
         return {name: outputs.reshape(*is_first.shape, *outputs.shape[1:]) for name, outputs in heads.items()}, states
 
+    @abstractmethod
+    def heads(self, features: Tensor) -> Heads:
+        """Return the heads for the recurrent layer's outputs, [N, size]."""
+
+
+class RecurrentPolicy(RecurrentHeads):
+    """Logits and means of actions on a recurrent layer behind an encoder; gain 0.01 before them."""
+
+    def __init__(
+        self, env_spec: EnvSpec, encoder: Callable[[EnvSpec], nn.Module], *, kind: RecurrentKind = "gru", size: int = 64
+    ) -> None:
+        """Fit the observations and actions of ``env_spec``: see ``RecurrentHeads``."""
+        super().__init__(env_spec, encoder, kind=kind, size=size)
+        self._action = env_spec.action
+        self.actor = orthogonal(nn.Linear(size, self._action.num_layer_outputs), 0.01)
+        self.log_std = constant_deviations(self._action)
+
+    @override
     def heads(self, features: Tensor) -> Heads:
         """Return the heads for the recurrent layer's outputs, [N, size]: ``policy`` [N, A]."""
         return {POLICY_HEAD: policy_head(self._action, self.actor(features), self.log_std)}
@@ -203,15 +220,62 @@ class RecurrentActorCritic(RecurrentPolicy):
         return {**super().heads(features), VALUE_HEAD: self.critic(features).squeeze(-1)}
 
 
+class RecurrentActionValues(RecurrentHeads):
+    """The value of each action on a recurrent layer; gain 1 before the values. Options as of ``MlpActionValues``."""
+
+    def __init__(
+        self,
+        env_spec: EnvSpec,
+        encoder: Callable[[EnvSpec], nn.Module],
+        *,
+        kind: RecurrentKind = "gru",
+        size: int = 64,
+        dueling: bool = False,
+        quantiles: int = 1,
+    ) -> None:
+        """Fit the observations and the discrete actions of ``env_spec``: see ``RecurrentHeads``.
+
+        Raises:
+            ConfigurationError: the actions are not discrete.
+        """
+        num_actions = num_choices(env_spec)
+        super().__init__(env_spec, encoder, kind=kind, size=size)
+        self._quantiles = quantiles
+        self.q = orthogonal(nn.Linear(size, num_actions * quantiles), 1.0)
+        self.value = orthogonal(nn.Linear(size, quantiles), 1.0) if dueling else None
+
+    @override
+    def heads(self, features: Tensor) -> Heads:
+        """Return the values of actions, ``q`` [N, A], and their ``quantiles`` [N, A, K] if there are several."""
+        value = None if self.value is None else self.value(features)
+        return action_values(self.q(features), value, quantiles=self._quantiles)
+
+    def export_actor(self, layout: FlatLayout) -> ExportedActor | None:
+        """Return the actor in its exported form, or None if the encoder has none. It has no observation's value."""
+        if not isinstance(self.encoder, MlpEncoder):
+            return None
+        return export_recurrent(
+            self.encoder.layers,
+            self.recurrent.kind,
+            self.q,
+            names=("encoder.layers", "recurrent", "q"),
+            layout=layout,
+            observation=self.encoder.specs,
+            is_values=True,
+            quantiles=self._quantiles,
+        )
+
+
 def _num_features(encoder: nn.Module) -> int:
     number = encoder.num_features
     assert isinstance(number, int), "of MlpEncoder and CnnEncoder"
     return number
 
 
-_POLICIES: Mapping[NetworkOutputs, type[RecurrentPolicy]] = {
+_NETWORKS: Mapping[NetworkOutputs, type[RecurrentHeads]] = {
     "policy": RecurrentPolicy,
     "policyAndValue": RecurrentActorCritic,
+    "actionValues": RecurrentActionValues,
 }
 
 
@@ -224,10 +288,11 @@ def recurrent_mlp(
     hidden_sizes: Sequence[int] = (64, 64),
     activation: Literal["tanh", "relu"] = "tanh",
     layer_norm: bool = False,
-) -> RecurrentPolicy:
-    """Return the network with these outputs on a recurrent layer behind dense layers."""
+    **options: Any,
+) -> RecurrentHeads:
+    """Return the network with these outputs on a recurrent layer behind dense layers. ``options``: of the outputs."""
     encoder = partial(MlpEncoder, hidden_sizes=hidden_sizes, activation=activation, layer_norm=layer_norm)
-    return _POLICIES[outputs](env_spec, encoder, kind=kind, size=size)
+    return _NETWORKS[outputs](env_spec, encoder, kind=kind, size=size, **options)
 
 
 def recurrent_cnn(
@@ -238,7 +303,9 @@ def recurrent_cnn(
     size: int,
     hidden_size: int = 512,
     precision: Literal["float32", "bfloat16"] = "float32",
-) -> RecurrentPolicy:
-    """Return the network with these outputs on a recurrent layer behind the body of ``NatureCnn``."""
+    **options: Any,
+) -> RecurrentHeads:
+    """Return the network with these outputs on a recurrent layer behind the body of ``NatureCnn``: see
+    ``recurrent_mlp``."""
     encoder = partial(CnnEncoder, hidden_size=hidden_size, precision=precision)
-    return _POLICIES[outputs](env_spec, encoder, kind=kind, size=size)
+    return _NETWORKS[outputs](env_spec, encoder, kind=kind, size=size, **options)

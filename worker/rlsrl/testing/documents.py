@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import random
 import re
@@ -26,6 +27,7 @@ from rlsrl.api.spec import (
     InitialParameters,
     LabelSelector,
     PausedWorkers,
+    ReplaySettings,
     RLExperiment,
 )
 
@@ -454,7 +456,14 @@ def _fit_recurrence(document: JsonDocument, algorithm: str, rng: random.Random) 
         network["custom"].pop("state", None)
     if "recurrent" in network and not network.keys() & {"mlp", "cnn"}:
         network["mlp"] = {}
-    if "recurrent" in network or "state" in network.get("custom", {}):
+    if "recurrent" not in network and "state" not in network.get("custom", {}):
+        return
+    if issubclass(ALGORITHMS[algorithm], ReplaySettings):
+        # Whole rollouts for as many trainers as there may be.
+        block["minibatchSize"] = (
+            document["spec"]["actors"]["rolloutLength"] * math.lcm(*range(1, 9)) * rng.randint(1, 2)
+        )
+    else:
         together = math.gcd(document["spec"]["actors"]["rolloutLength"], block["minibatchSize"])
         block["sequenceLength"] = rng.choice([length for length in range(1, together + 1) if together % length == 0])
         has_earlier = block["sequenceLength"] < document["spec"]["actors"]["rolloutLength"]
@@ -566,7 +575,12 @@ def refused_documents() -> list[JsonDocument]:
         _opened(starts[-1], START[:-1])[START[-1]] = copy.deepcopy(start)
     without_pictures = minimal()
     without_pictures["spec"] |= {"environment": {"http": {"url": "http://s:1"}}, "evaluators": {"video": {}}}
-    return [*unions, *entries, *starts, without_pictures, *_refused_shards()]
+    without_values = []
+    for kind, (option, value) in itertools.product(("mlp", "cnn"), (("dueling", True), ("quantiles", 2))):
+        document = minimal()
+        document["spec"] |= {"algorithm": {"ppo": {}}, "policy": {"network": {kind: {option: value}}}}
+        without_values.append(document)
+    return [*unions, *entries, *starts, without_pictures, *without_values, *_refused_shards()]
 
 
 def _refused_shards() -> Iterator[JsonDocument]:
@@ -719,9 +733,13 @@ def _make_recurrent(document: JsonDocument, rng: random.Random) -> None:
         ])
     )  # fmt: skip
     if rng.random() < 0.8:
-        algorithm = rng.choice(("ppo", "vtrace"))
+        algorithm = rng.choice(("ppo", "vtrace", "dqn"))
+        settings: JsonDocument = {"sequenceLength": rng.choice([1, 2, 3, 5, 8]), "burnIn": rng.choice([0, 1, 6])}
+        if algorithm == "dqn":
+            settings = {"minibatchSize": rng.choice([2, 15, 64, 256]), "burnIn": rng.random() < 0.5}
+            spec.setdefault("pacing", {})["trainStepsPerEnvStep"] = 1
         spec["algorithm"] = {algorithm: (spec.get("algorithm") or {}).get(algorithm) or {}}
-        spec["algorithm"][algorithm] |= {"sequenceLength": rng.choice([1, 2, 3, 5, 8]), "burnIn": rng.choice([0, 1, 6])}
+        spec["algorithm"][algorithm] |= settings
 
 
 def _pause(document: JsonDocument, rng: random.Random) -> None:

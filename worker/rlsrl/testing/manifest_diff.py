@@ -135,11 +135,19 @@ def _workload(found: Object) -> Object:
 
 
 def _allotted(found: Object) -> Object:
-    """Return a Service or claim without its addresses, volume and status, which the cluster allots."""
+    """Return a Service or claim without its addresses, volume and status, which the cluster allots.
+
+    A claim that is deleted with its StatefulSet is owned by it, and has its uid.
+    """
     spec = {name: value for name, value in found["spec"].items() if name not in ("clusterIPs", "volumeName")}
     if spec.get("clusterIP", "None") != "None":
         spec["clusterIP"] = "IP"
-    return {**_plain(found), "spec": spec, "status": {}}
+    made = _plain(found)
+    if owners := made["metadata"].get("ownerReferences"):
+        made["metadata"]["ownerReferences"] = [
+            {**owner, "uid": "UID"} if owner["kind"] == "StatefulSet" else owner for owner in owners
+        ]
+    return {**made, "spec": spec, "status": {}}
 
 
 def _secret(found: Object) -> Object:

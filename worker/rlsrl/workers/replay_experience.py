@@ -42,7 +42,7 @@ class ReplayBatch(TrainingBatch):
         """Return the batch with rows."""
         return cls(
             arrays=rows.arrays,
-            num_transitions=len(rows.keys),
+            num_transitions=rows.num_transitions,
             oldest_version=batch.oldest_version,
             env_steps=batch.env_steps,
             episodes=batch.episodes,

@@ -27,7 +27,7 @@ class Drawing:
     updates: int
     """Minibatches of a training step."""
     minibatch_rows: int
-    """Transitions of this rank's part of a minibatch."""
+    """Rows of this rank's part of a minibatch."""
     by_priority: bool = False
     """Whether priorities follow from the errors of trained rows."""
     seed: int = 0

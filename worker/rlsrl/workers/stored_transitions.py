@@ -43,16 +43,22 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnRows:
-    """Rows of transitions that were drawn."""
+    """Rows that were drawn: transitions, or sequences of these."""
 
     arrays: Arrays
     """See ``rows.rows_of``: [N, ...] each."""
     keys: Indices
-    """The transitions' keys, [N]."""
+    """The rows' keys, [N]."""
     share: NDArray[np.float64]
     """The probability with which each was drawn from the store, [N]."""
     mean_age: float
     """Mean number of env steps that were stored after the transitions."""
+
+    @property
+    def num_transitions(self) -> int:
+        """Transitions in the rows."""
+        mask = self.arrays.get("mask")
+        return len(self.keys) if mask is None else int(np.count_nonzero(mask))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,9 +170,10 @@ class StoredTransitions:
         drawn = self.draws.draw(num_rows, rng)
         rows = rows_of(self.segments, drawn.keys, self._form)
         age = self.segments.mean_age(drawn.keys)
-        self._metrics.replay_drawn.inc(num_rows)
+        found = DrawnRows(arrays=rows, keys=drawn.keys, share=drawn.share, mean_age=age)
+        self._metrics.replay_drawn.inc(found.num_transitions)
         self._metrics.replay_age.set(age)
-        return DrawnRows(arrays=rows, keys=drawn.keys, share=drawn.share, mean_age=age)
+        return found
 
     def settle(self, settlement: Settlement) -> int:
         """Learn what became of drawn rows. Return how many transitions were trained for the first time.
@@ -183,11 +190,17 @@ class StoredTransitions:
         return num_trained
 
     def _note_trained(self, keys: Indices, step: int) -> int:
-        """Note the training step in transitions that were never trained before; return their number."""
-        number, place = np.divmod(keys, self.segments.layout.num_steps)
-        segment = number % self.segments.layout.num_segments
-        first_trained = self.segments.arrays[FIRST_TRAINED]
-        is_first = self.segments.are_held(number) & (first_trained[segment, place] == 0)
+        """Note the training step in the rows' transitions that were never trained before; return their number."""
+        layout, first_trained = self.segments.layout, self.segments.arrays[FIRST_TRAINED]
+        number, place = np.divmod(keys, layout.num_steps)
+        segment, is_held = number % layout.num_segments, self.segments.are_held(number)
+        if layout.rows_per_segment == 1:
+            segment = segment[is_held]
+            of_segments = first_trained[segment]
+            is_first = self.segments.arrays["mask"][segment] & (of_segments == 0)
+            first_trained[segment] = np.where(is_first, step, of_segments)
+            return int(np.count_nonzero(is_first))
+        is_first = is_held & (first_trained[segment, place] == 0)
         first_trained[segment[is_first], place[is_first]] = step
         return int(np.count_nonzero(is_first))
 

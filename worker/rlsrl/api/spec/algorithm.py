@@ -58,6 +58,9 @@ class PrioritySpec(Model):
     """0 draws all alike, 1 in proportion to their errors (alpha)."""
     offset: Annotated[float, Field(gt=0, le=1)] = 1e-6
     """Keeps transitions without an error in play."""
+    largest_error_weight: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """For recurrent networks, which draw sequences: weight of a sequence's largest error in the one that counts. The
+    mean of its errors has the rest (eta of Kapturowski et al. 2019)."""
 
 
 class ReplaySpec(Model):
@@ -138,6 +141,11 @@ class AlgorithmSettings(Model):
     def draws_from(self) -> ReplaySpec | None:
         """The store from which the algorithm draws; None: each batch is trained on as it arrives."""
         return None
+
+    @property
+    def draws_burn_in(self) -> bool:
+        """Whether sequences that are drawn for a recurrent network have the steps before them, too."""
+        return False
 
     @property
     def lanes_differ_by(self) -> float:
@@ -342,12 +350,23 @@ class ReplaySettings(AlgorithmSettings):
 class DqnSpec(ActionValueSettings, ReplaySettings):
     """Deep Q-learning (Mnih et al. 2015) from a replay store, with double Q-learning (van Hasselt et al. 2016).
 
+    Recurrent networks are trained on sequences, each a rollout of an environment (R2D2; Kapturowski et al. 2019).
+
     For discrete actions. Actors choose a random action with the probability ``epsilon``, and always until training
     begins, else the best one. ``pacing.trainStepsPerEnvStep`` says how often it trains.
     """
 
+    trains_recurrent: ClassVar[bool] = True
+
     minibatch_size: Annotated[int, Field(ge=2, le=16_777_216), INTEGRAL] = 64
-    """Transitions of one optimizer step, drawn from the store."""
+    """Transitions of one optimizer step, drawn from the store. With a recurrent network each trainer's share must be a
+    multiple of rolloutLength."""
+    burn_in: bool = True
+    """For recurrent networks: whether the first state of a sequence is computed from the rollout before it, by the
+    weights in training. Else it is the one with which the actor began."""
+    value_rescaling: bool = False
+    """Whether the network learns rescaled values, about the square root of returns, so that large rewards need not be
+    clipped (Pohlen et al. 2018)."""
     double: bool = True
     """Whether the network chooses the next action whose value the target network gives. Else the target network does
     both, and overestimates."""
@@ -355,6 +374,11 @@ class DqnSpec(ActionValueSettings, ReplaySettings):
     """Minibatches between two copies of the network into the target network."""
     huber_delta: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
     """Errors count by half their square up to here, and in a straight line beyond (Huber's loss)."""
+
+    @property
+    @override
+    def draws_burn_in(self) -> bool:
+        return self.burn_in
 
     @property
     @override

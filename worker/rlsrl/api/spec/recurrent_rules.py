@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from rlsrl.api.rules import CrossFieldRule, Fault, near_divisors
-from rlsrl.api.spec.algorithm import ActorCriticSettings, AlgorithmSpec
+from rlsrl.api.rules import CrossFieldRule, Fault, near_divisors, near_multiples
+from rlsrl.api.spec.algorithm import ActorCriticSettings, AlgorithmSpec, ReplaySettings
 from rlsrl.api.spec.policy import PolicySpec
 from rlsrl.api.spec.workers import Actors, Trainers
 
@@ -103,6 +103,35 @@ def _burn_in_is_of_use(spec: _Spec, settings: ActorCriticSettings) -> Fault | No
     )
 
 
+def _has_whole_rollouts(name: str) -> Callable[[_Spec], Fault | None]:
+    """Return the check that minibatches of that block consist of whole rollouts, if it trains a recurrent network."""
+
+    def check(spec: _Spec) -> Fault | None:
+        settings = spec.algorithm.chosen
+        if not spec.policy.network.state_sizes or spec.algorithm.name != name:
+            return None
+        size, together = settings.minibatch_rows, spec.actors.rollout_length * spec.trainers.replicas
+        if size % together == 0:
+            return None
+        trainers = spec.trainers.replicas
+        of = "actors.rolloutLength" if trainers == 1 else f"actors.rolloutLength x {trainers} trainers ="
+        return Fault(f"{size} is no multiple of {of} {together}", near_multiples(together, size))
+
+    return check
+
+
+def _rule_of_replay(name: str) -> CrossFieldRule:
+    block = f"self.algorithm.{name}"
+    together = "(self.actors.rolloutLength * self.trainers.replicas)"
+    return CrossFieldRule(
+        at=f"algorithm.{name}.minibatchSize",
+        check=_has_whole_rollouts(name),
+        cel=f"!{_IS_RECURRENT} || !has({block}) || {together} < 1 || {block}.minibatchSize % {together} == 0",
+        message="must be a multiple of actors.rolloutLength x trainers.replicas with a recurrent network",
+        numbers=(("minibatch", f"{block}.minibatchSize"), ("rollout", "self.actors.rolloutLength")),
+    )
+
+
 def _rules_of(name: str) -> tuple[CrossFieldRule, ...]:
     block = f"self.algorithm.{name}"
     others = f"!{_IS_RECURRENT} || !has({block}) || {block}.sequenceLength < 1"
@@ -149,5 +178,11 @@ RECURRENT_RULES: tuple[CrossFieldRule, ...] = (
         )
         for member, applies in (("recurrent", _RECURRENT), ("custom.state", _OWN))
     ),
-    *(rule for name in _TRAINED_BY for rule in _rules_of(name)),
+    *(
+        rule
+        for name, block in _TRAINED_BY.items()
+        if issubclass(block, ActorCriticSettings)
+        for rule in _rules_of(name)
+    ),
+    *(_rule_of_replay(name) for name, block in _TRAINED_BY.items() if issubclass(block, ReplaySettings)),
 )

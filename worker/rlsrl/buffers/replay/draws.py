@@ -1,4 +1,8 @@
-"""Which transitions of a replay store are drawn: all with equal probability, or by priority."""
+"""Which rows of a replay store are drawn: all with equal probability, or by priority.
+
+Rows are transitions, or whole segments: see ``ReplayLayout``. The key of a transition is ``number * T + step``. That of
+a segment is its first step's.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from rlsrl.buffers.replay.segments import Indices, Segments
 from rlsrl.buffers.replay.sum_tree import SumTree
 
 MOST_ATTEMPTS = 20
-"""Rounds in which places without a transition are drawn again, before the transitions are listed."""
+"""Rounds in which places without a row are drawn again, before the rows are listed."""
 SCALE = 1 << 20
 """Whole numbers of a priority of 1."""
 LARGEST = 1 << 40
@@ -24,7 +28,7 @@ LARGEST = 1 << 40
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """Transitions that were drawn, with replacement."""
+    """Rows that were drawn, with replacement."""
 
     keys: Indices
     """[N]: see ``rows.rows_of``."""
@@ -33,20 +37,20 @@ class Drawn:
 
 
 class Draws(Protocol):
-    """Draws transitions from segments, of which there is at least one."""
+    """Draws rows from segments, of which there is at least one."""
 
     @property
     def mass(self) -> int:
-        """The sum of the transitions' weights: a transition of weight w has the probability ``w / mass``."""
+        """The sum of the rows' weights: a row of weight w has the probability ``w / mass``."""
 
     def inserted(self, numbers: range) -> None:
         """Know of new segments, in the places of those that they removed."""
 
     def draw(self, num_rows: int, rng: np.random.Generator) -> Drawn:
-        """Draw transitions independently."""
+        """Draw rows independently."""
 
     def settle(self, keys: Indices, errors: NDArray[np.float32]) -> None:
-        """Learn of the errors of transitions that were trained, [N]. Those that are gone meanwhile are left out."""
+        """Learn of the errors of rows that were trained, [N]. Those that are gone meanwhile are left out."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return JSON values for ``load_state_dict``: what the store does not keep."""
@@ -56,7 +60,7 @@ class Draws(Protocol):
 
 
 class UniformDraws(Draws):
-    """Every transition has the same probability."""
+    """Every row has the same probability."""
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
@@ -64,7 +68,7 @@ class UniformDraws(Draws):
     @property
     @override
     def mass(self) -> int:
-        return self._segments.num_transitions
+        return self._segments.num_rows
 
     @override
     def inserted(self, numbers: range) -> None:
@@ -72,23 +76,25 @@ class UniformDraws(Draws):
 
     @override
     def draw(self, num_rows: int, rng: np.random.Generator) -> Drawn:
-        """Draw places, and draw those without a transition again: all transitions keep the same probability."""
-        segments, num_places = self._segments, self._segments.layout.num_places
-        end = segments.next_number * segments.layout.num_steps
-        first, is_transition = max(0, end - num_places), segments.flat["mask"]
-        keys = rng.integers(first, end, num_rows)
-        found = is_transition[keys % num_places]
+        """Draw places, and draw those without a row again: all rows keep the same probability."""
+        segments, of_segment = self._segments, self._segments.layout.rows_per_segment
+        num_places = segments.layout.num_segments * of_segment
+        end = segments.next_number * of_segment
+        first = max(0, end - num_places)
+        rows = rng.integers(first, end, num_rows)
+        found = segments.has_row(rows % num_places)
         for _ in range(MOST_ATTEMPTS):
             if found.all():
                 break
             missing = np.flatnonzero(~found)
-            keys[missing] = again = rng.integers(first, end, missing.size)
-            found[missing] = is_transition[again % num_places]
+            rows[missing] = again = rng.integers(first, end, missing.size)
+            found[missing] = segments.has_row(again % num_places)
         else:
             missing = np.flatnonzero(~found)
             every = np.arange(first, end)
-            keys[missing] = rng.choice(every[is_transition[every % num_places]], missing.size)
-        return Drawn(keys=keys, share=np.full(num_rows, 1.0 / segments.num_transitions))
+            rows[missing] = rng.choice(every[segments.has_row(every % num_places)], missing.size)
+        keys = rows if of_segment > 1 else rows * segments.layout.num_steps
+        return Drawn(keys=keys, share=np.full(num_rows, 1.0 / segments.num_rows))
 
     @override
     def settle(self, keys: Indices, errors: NDArray[np.float32]) -> None:
@@ -106,7 +112,7 @@ class UniformDraws(Draws):
 class PrioritizedDraws(Draws):
     """Proportional prioritisation (Schaul et al. 2016): ``P(i) = p_i / sum p`` (eq. 1).
 
-    ``p_i = (|error_i| + offset) ** exponent``. New transitions have the largest priority that there ever was.
+    ``p_i = (|error_i| + offset) ** exponent``. New rows have the largest priority that there ever was.
     Priorities are rounded to multiples of 2 ** -20, and ``share`` is by what they are rounded to. They are kept with
     the segments, whose layout has room for them.
     """
@@ -117,11 +123,12 @@ class PrioritizedDraws(Draws):
         self._exponent = exponent
         self._offset = offset
         self._priorities = segments.flat[PRIORITY]
-        """By place: 1 at least for each transition that is held."""
-        self._tree = SumTree(segments.layout.num_places)
-        self._most = min(LARGEST, (1 << 62) // segments.layout.num_places)
+        """By place: 1 at least for each row that is held."""
+        self._of_segment = segments.layout.rows_per_segment
+        self._tree = SumTree(len(self._priorities))
+        self._most = min(LARGEST, (1 << 62) // len(self._priorities))
         """So that the sum of all is below 2 ** 63."""
-        is_held = segments.flat["mask"]
+        is_held = segments.rows_held()
         self._largest = int(self._priorities.max(where=is_held, initial=SCALE))
         # Between a segment and its priorities there may have been a kill.
         self._priorities[is_held & (self._priorities == 0)] = self._largest
@@ -134,15 +141,15 @@ class PrioritizedDraws(Draws):
 
     @override
     def inserted(self, numbers: range) -> None:
-        """Give the new transitions the largest priority."""
+        """Give the new rows the largest priority."""
         self._refresh(np.arange(numbers.start, numbers.stop))
 
     @override
     def draw(self, num_rows: int, rng: np.random.Generator) -> Drawn:
-        """Draw transitions by priority."""
+        """Draw rows by priority."""
         total = self._tree.total
         places = self._tree.find(rng.integers(0, total, num_rows))
-        segment, step = np.divmod(places, self._segments.layout.num_steps)
+        segment, step = np.divmod(places, self._of_segment)
         numbers = self._segments.arrays[MARK][segment] - 1
         return Drawn(
             keys=numbers * self._segments.layout.num_steps + step,
@@ -151,9 +158,10 @@ class PrioritizedDraws(Draws):
 
     @override
     def settle(self, keys: Indices, errors: NDArray[np.float32]) -> None:
-        """Give these transitions the priorities of their errors."""
-        held = self._segments.are_held(keys // self._segments.layout.num_steps)
-        places = keys[held] % self._segments.layout.num_places
+        """Give these rows the priorities of their errors."""
+        number, step = np.divmod(keys, self._segments.layout.num_steps)
+        held = self._segments.are_held(number)
+        places = number[held] % self._segments.layout.num_segments * self._of_segment + step[held]
         priorities = (np.abs(errors[held].astype(np.float64)) + self._offset) ** self._exponent
         rounded = np.clip(np.rint(priorities * SCALE), 1, self._most).astype(np.int64)
         self._priorities[places] = rounded
@@ -169,10 +177,9 @@ class PrioritizedDraws(Draws):
         self._largest = min(max(self._largest, int(state.get("largest", 0))), self._most)
 
     def _refresh(self, numbers: Indices) -> None:
-        """Set the priorities of whole segments: the largest for transitions, 0 elsewhere."""
-        layout = self._segments.layout
-        segment = numbers % layout.num_segments
-        places = (segment[:, None] * layout.num_steps + np.arange(layout.num_steps)).reshape(-1)
-        priorities = np.where(self._segments.arrays["mask"][segment], self._largest, 0).reshape(-1)
+        """Set the priorities of whole segments: the largest for rows, 0 elsewhere."""
+        segment = numbers % self._segments.layout.num_segments
+        places = (segment[:, None] * self._of_segment + np.arange(self._of_segment)).reshape(-1)
+        priorities = np.where(self._segments.has_row(places), self._largest, 0)
         self._priorities[places] = priorities
         self._tree[places] = priorities

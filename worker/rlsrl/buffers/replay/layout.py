@@ -5,6 +5,8 @@ its steps, so that nothing about a transition has to be looked up elsewhere.
 
 Stacked images are kept image by image: a segment then has the T + 1 last images of its stacks, after the earlier images
 of its first stack.
+
+Rows are what is drawn. A transition is one; or a whole segment, where slots carry the state of a recurrent network.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsrl.data.slots import ALIGNMENT, DISCOUNTED_RETURN, SlotLayout
+from rlsrl.data.slots import ALIGNMENT, DISCOUNTED_RETURN, SlotLayout, is_state_field
 from rlsrl.data.specs import ArraySpec
 
 STEP_FIELDS = ("action", "reward", "terminated", "truncated", "mask", DISCOUNTED_RETURN)
@@ -40,7 +42,8 @@ COUNTED_AS_LOST = -1
 """``FIRST_TRAINED`` of a transition that was found after its machine was lost. The ledger has counted it, at the latest
 as lost. It can be drawn, and counts neither as trained nor as evicted."""
 PRIORITY = "priority"
-"""int64 [T]: with draws by priority, each transition's, as ``draws.SCALE`` has it; 0 where there is no transition."""
+"""int64 [R]: with draws by priority, each row's, as ``draws.SCALE`` has it; 0 where there is no row to draw. R is
+``ReplayLayout.rows_per_segment``."""
 EPISODE_START = "episode_start"
 """int32 [T + 1]: for stacked images, the first frame of each frame's episode, or 0 if that is of an earlier segment."""
 
@@ -58,6 +61,8 @@ class ReplayLayout:
     """Paths of the observations."""
     stacks: Mapping[str, int]
     """Number of images of each stacked observation by its path."""
+    states: tuple[str, ...] = ()
+    """Fields of the recurrent state before the first frame; empty where the network has none."""
 
     @classmethod
     def of(
@@ -85,13 +90,16 @@ class ReplayLayout:
         frames = tuple(name for name, field in slot.fields.items() if field.axes == "frames")
         fields: dict[str, tuple[tuple[int, ...], str]] = dict.fromkeys(HEADERS, ((), "int64"))
         fields[FIRST_TRAINED] = ((num_steps,), "int64")
+        states = tuple(filter(is_state_field, slot.fields))
         if has_priorities:
-            fields[PRIORITY] = ((num_steps,), "int64")
+            fields[PRIORITY] = ((1 if states else num_steps,), "int64")
         if stacks:
             fields[EPISODE_START] = ((num_steps + 1,), "int32")
         for name in filter(slot.fields.__contains__, STEP_FIELDS):
             array = slot.fields[name].array
             fields[name] = ((num_steps, *array.shape), array.dtype)
+        for name in states:
+            fields[name] = (slot.fields[name].array.shape, slot.fields[name].array.dtype)
         for name in frames:
             array = slot.fields[name].array
             if name not in stacks:
@@ -106,6 +114,7 @@ class ReplayLayout:
             num_steps=num_steps,
             frames=frames,
             stacks=stacks,
+            states=states,
         )
 
     def frame_spec(self, name: str) -> ArraySpec:
@@ -123,6 +132,11 @@ class ReplayLayout:
     def sealed(self) -> tuple[str, ...]:
         """Arrays whose entries a segment keeps as they were inserted. Others change, or follow from these."""
         return tuple(name for name in self.fields if name not in (CHECKSUM, ENV_STEPS, FIRST_TRAINED, PRIORITY))
+
+    @property
+    def rows_per_segment(self) -> int:
+        """Rows of a segment. A recurrent network is trained on whole segments."""
+        return 1 if self.states else self.num_steps
 
     @property
     def num_places(self) -> int:

@@ -1,4 +1,4 @@
-"""Rows of a replay store: transitions with the rewards of n steps and the frame they lead to."""
+"""Rows of a replay store: transitions with the rewards of n steps and the frame they lead to, or sequences of these."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rlsrl.buffers.replay.layout import EPISODE_START
 from rlsrl.buffers.replay.segments import NONE, Indices, Segments, stack_places
+from rlsrl.data.sequences import HAS_BURN_IN, IS_FIRST, first_frames
 from rlsrl.data.specs import Arrays
 
 NEXT = "next/"
@@ -18,6 +19,8 @@ NEXT = "next/"
 IMPORTANCE = "importance"
 """Name of the rows' importance ratios, [N] float32, in (0, 1]: see ``importance_of``. Which power of it corrects a
 loss, the algorithm decides."""
+FOLLOWING = "following"
+"""Among the rows of sequences: the frame that each step's last reward led to, int64 [N, T], from 1 to T."""
 
 
 def largest_ratios(share: NDArray[np.float64], *, size: int) -> list[float]:
@@ -59,10 +62,20 @@ class RowForm:
     """Per env step."""
     rewards: Callable[[NDArray[np.float32]], NDArray[np.float32]] = as_stored
     """Returns stored rewards as the algorithm sees them."""
+    burn_in: bool = False
+    """Of sequences: whether they have the frames of the segment before, too."""
 
 
 def rows_of(segments: Segments, keys: Indices, form: RowForm) -> Arrays:
-    """Return the transitions with these keys, [N]: ``number * T + step`` for a step of a segment that is held.
+    """Return the rows with these keys, [N]: ``number * T + step`` for a step of a segment that is held.
+
+    Sequences where slots carry recurrent state, else transitions: see ``sequences_of`` and ``transitions_of``.
+    """
+    return (sequences_of if segments.layout.states else transitions_of)(segments, keys, form)
+
+
+def transitions_of(segments: Segments, keys: Indices, form: RowForm) -> Arrays:
+    """Return the transitions with these keys, [N].
 
     With up to n = ``form.num_steps`` steps from each on, fewer at the end of an episode and where the lane's next
     segment is not there yet:
@@ -90,6 +103,63 @@ def rows_of(segments: Segments, keys: Indices, form: RowForm) -> Arrays:
     return rows
 
 
+def sequences_of(segments: Segments, keys: Indices, form: RowForm) -> Arrays:
+    """Return the segments with these keys, [N], as sequences of T steps and T + 1 frames.
+
+    N-step returns end with the sequence, as they do at the end of an episode: its last step has one reward.
+
+    - ``action``, ``reward`` and ``discount``, [N, T, ...]: as those of transitions;
+    - ``FOLLOWING`` [N, T]: the frame to whose value ``discount`` belongs;
+    - ``mask`` [N, T]: which steps are transitions;
+    - observations [N, T + 1, ...] by path, and ``IS_FIRST`` [N, T + 1];
+    - ``state/...`` [N, size]: the recurrent state with which frame 0 was acted on.
+
+    With ``form.burn_in`` the T frames before these are the first ones, [N, 2 T + 1, ...], and ``HAS_BURN_IN`` [N] says
+    where they are known: the state is that of the first of them there.
+    """
+    layout, arrays = segments.layout, segments.arrays
+    places = keys // layout.num_steps % layout.num_segments
+    mask = arrays["mask"][places]
+    rows = {"action": arrays["action"][places], "mask": mask, **_returns(segments, places, mask, form)}
+    is_first = np.zeros((len(keys), layout.num_steps + 1), np.bool_)
+    is_first[:, 1:] = first_frames(mask)
+    before, known = places, np.zeros(len(keys), np.bool_)
+    if form.burn_in:
+        preceding = segments.preceding[places]
+        known = segments.are_held(preceding)
+        before = np.where(known, preceding % layout.num_segments, places)
+        # Of an unknown segment nothing is used: the sequence's own state is that of its frame 0.
+        earlier = first_frames(arrays["mask"][before]) & known[:, None]
+        is_first = np.concatenate([is_first[:, :1], earlier, is_first[:, 1:]], axis=1)
+        rows[HAS_BURN_IN] = known
+    rows[IS_FIRST] = is_first
+    rows |= {name: arrays[name][before] for name in layout.states}
+    for name in layout.frames:
+        frames = _frames_of(segments, name, places)
+        if form.burn_in:
+            frames = np.concatenate([_frames_of(segments, name, before)[:, :-1], frames], axis=1)
+        rows[name] = frames
+    return rows
+
+
+def _returns(segments: Segments, places: Indices, mask: NDArray[np.bool_], form: RowForm) -> dict[str, NDArray[Any]]:
+    """Return ``reward``, ``discount`` and ``FOLLOWING`` of all steps of these segments, [N, T] each."""
+    arrays, num_steps = segments.arrays, segments.layout.num_steps
+    rewards = form.rewards(arrays["reward"][places])
+    terminated = arrays["terminated"][places]
+    has_ended = terminated | arrays["truncated"][places]
+    last = np.broadcast_to(np.arange(num_steps), mask.shape)
+    reward, weight = rewards.copy(), np.full(mask.shape, form.discount, np.float32)
+    for _ in range(1, form.num_steps):
+        after = np.minimum(last + 1, num_steps - 1)
+        goes_on = (last + 1 < num_steps) & ~np.take_along_axis(has_ended, last, 1) & np.take_along_axis(mask, after, 1)
+        reward += np.where(goes_on, weight * np.take_along_axis(rewards, after, 1), np.float32(0.0))
+        weight *= np.where(goes_on, np.float32(form.discount), np.float32(1.0))
+        last = np.where(goes_on, after, last)
+    weight *= ~np.take_along_axis(terminated, last, 1)
+    return {"reward": reward, "discount": weight, FOLLOWING: last + 1}
+
+
 def fields_of(segments: Segments, keys: Indices, names: Iterable[str]) -> Arrays:
     """Return these fields of the transitions' slots, each [N, ...]: observations are those that were acted on."""
     places, frames = keys % segments.layout.num_places, segments.layout.frames
@@ -114,6 +184,18 @@ def _after(segments: Segments, places: Indices) -> tuple[Indices, NDArray[np.boo
     exists = ~has_ended & (~is_last | (following != NONE))
     exists &= flat["mask"][np.where(exists, after, places)]
     return np.where(exists, after, places), exists
+
+
+def _frames_of(segments: Segments, name: str, places: Indices) -> NDArray[Any]:
+    """Return all frames of the segments at these places, [N, T + 1, ...]."""
+    layout = segments.layout
+    if name not in layout.stacks:
+        whole: NDArray[Any] = segments.arrays[name][places]
+        return whole
+    steps = (places[:, None] * layout.num_steps + np.arange(layout.num_steps)).reshape(-1)
+    frames = _frames(segments, name, steps).reshape(len(places), layout.num_steps, *layout.frame_spec(name).shape)
+    final = _frames(segments, name, places * layout.num_steps + layout.num_steps - 1, 1)
+    return np.concatenate([frames, final[:, None]], axis=1)
 
 
 def _frames(segments: Segments, name: str, places: Indices, after: int = 0) -> NDArray[Any]:

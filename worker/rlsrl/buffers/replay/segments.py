@@ -64,11 +64,15 @@ class Segments:
         self.arrays: Mapping[str, NDArray[Any]] = layout.view(memory)
         """All arrays by field, each [num_segments, ...]."""
         self.flat: Mapping[str, NDArray[Any]] = {
-            name: array.reshape(-1, *array.shape[2:]) for name, array in self.arrays.items() if array.ndim > 1
+            name: array.reshape(-1, *array.shape[2:])
+            for name, array in self.arrays.items()
+            if array.ndim > 1 and name not in layout.states
         }
         """Those of steps, each [num_places, ...], and those of frames, each [num_segments * frames, ...]."""
         self.following: Indices = np.full(layout.num_segments, NONE, np.int64)
         """The number of the segment with which the lane of each goes on, by place, or ``NONE``: not known yet."""
+        self.preceding: Indices = np.full(layout.num_segments, NONE, np.int64)
+        """The number of the segment that the lane of each had before, by place, or ``NONE``. It may be gone."""
         self._newest: dict[tuple[int, int, int], int] = {}
         """The number of each lane's newest segment, by producer, incarnation and lane."""
         self.next_number = 0
@@ -78,6 +82,8 @@ class Segments:
         self._recover()
         self.num_transitions = int(np.count_nonzero(self.arrays["mask"]))
         """Transitions held."""
+        self.num_rows = int(np.count_nonzero(self.rows_held()))
+        """Rows that can be drawn."""
 
     def insert(self, slot: Slot) -> Inserted:
         """Copy a slot's lanes into the places of the oldest segments.
@@ -91,8 +97,10 @@ class Segments:
             evicted = self._free(self.next_number % self.layout.num_segments)
             trained, untrained = trained + evicted[0], untrained + evicted[1]
             self._write(slot, lane)
+            inserted = int(np.count_nonzero(slot.arrays["mask"][:, lane]))
+            self.num_transitions += inserted - sum(evicted)
+            self.num_rows += self._rows_in(inserted) - self._rows_in(sum(evicted))
         num_transitions = int(np.count_nonzero(slot.arrays["mask"]))
-        self.num_transitions += num_transitions - trained - untrained
         return Inserted(
             numbers=range(first, self.next_number),
             num_transitions=num_transitions,
@@ -103,6 +111,25 @@ class Segments:
     def seal(self) -> None:
         """Write the checksums of new segments. A thread of its own may call it."""
         checksums.seal(self.layout, self.arrays)
+
+    def rows_held(self) -> NDArray[np.bool_]:
+        """Return which places of rows have one that can be drawn, [num_segments * rows_per_segment].
+
+        A sequence of steps that are no transitions has nothing to train on.
+        """
+        return self.has_row(np.arange(self.layout.num_segments * self.layout.rows_per_segment))
+
+    def has_row(self, places: Indices) -> NDArray[np.bool_]:
+        """Return what ``rows_held`` does of some places only."""
+        if self.layout.states:
+            in_segments: NDArray[np.bool_] = np.logical_or.reduce(self.arrays["mask"][places], axis=1)
+            return in_segments
+        of_steps: NDArray[np.bool_] = self.flat["mask"][places]
+        return of_steps
+
+    def _rows_in(self, num_transitions: int) -> int:
+        """Return the rows of a segment with so many transitions."""
+        return min(num_transitions, 1) if self.layout.states else num_transitions
 
     def count_untrained(self) -> int:
         """Return the number of transitions held that were never trained."""
@@ -140,7 +167,7 @@ class Segments:
         if number == NONE:
             return 0, 0
         self.arrays[MARK][place] = 0
-        self.following[place] = NONE
+        self.following[place] = self.preceding[place] = NONE
         lane = self._lane_at(place)
         if self._newest.get(lane) == number:
             del self._newest[lane]
@@ -159,6 +186,8 @@ class Segments:
         for name in (*layout.steps, *layout.frames):
             if name not in layout.stacks:
                 self.arrays[name][place] = slot.arrays[name][:, lane]
+        for name in layout.states:
+            self.arrays[name][place] = slot.arrays[name][lane]
         env_steps = self.env_steps + int(np.count_nonzero(slot.arrays["mask"][:, lane]))
         headers = (slot.producer.index, slot.producer.incarnation, lane, slot.sequence, env_steps)
         for name, value in zip((PRODUCER, INCARNATION, LANE, SEQUENCE, ENV_STEPS), headers, strict=True):
@@ -200,6 +229,7 @@ class Segments:
             before_place = before % self.layout.num_segments
             if self.arrays[SEQUENCE][before_place] + 1 == self.arrays[SEQUENCE][place]:
                 self.following[before_place] = number
+                self.preceding[place] = before
         self._newest[lane] = number
 
     def _lane_at(self, place: int) -> tuple[int, int, int]:

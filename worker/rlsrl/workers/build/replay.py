@@ -166,9 +166,10 @@ def drawing_of(config: TrainerConfig, replay: ReplayConfig, *, rank: int = 0) ->
     """Return what a training step of the rank draws."""
     settings = config.algorithm.chosen
     assert settings.draws_from is not None, "the algorithm replays"
+    steps_of_row = config.rollout_length if config.network.state_sizes else 1
     return Drawing(
         updates=replay.updates_per_step,
-        minibatch_rows=settings.minibatch_rows // config.num_trainers,
+        minibatch_rows=settings.minibatch_rows // (config.num_trainers * steps_of_row),
         by_priority=settings.draws_from.priorities is not None,
         seed=derived_seed(config.seed, "draws", *([rank] if rank else [])),
     )
@@ -177,5 +178,5 @@ def drawing_of(config: TrainerConfig, replay: ReplayConfig, *, rank: int = 0) ->
 def example_rows(config: TrainerConfig, replay: ReplayConfig, slot: SlotLayout) -> Arrays:
     """Return the rows of a training step, filled with zeros."""
     num_rows = drawing_of(config, replay).num_rows
-    rows = zero_rows(config.environment, slot, num_rows)
+    rows = zero_rows(config.environment, slot, config.algorithm.chosen, num_rows)
     return {**rows, IMPORTANCE: np.ones(num_rows, np.float32)}

@@ -16,7 +16,7 @@ from rlsrl.api.spec import AlgorithmSpec, Environment, ExperimentSpec, ReplaySpe
 from rlsrl.buffers.replay.layout import ReplayLayout
 from rlsrl.buffers.replay.store_file import SUFFIX, file_bytes
 from rlsrl.data.slots import SlotLayout, rollout_layout
-from rlsrl.data.specs import EnvSpec
+from rlsrl.data.specs import EnvSpec, state_specs
 
 _MIB, _GIB = 1024**2, 1024**3
 _EPHEMERAL_STORAGE = "ephemeral-storage"
@@ -89,6 +89,7 @@ def stores_of(spec: ExperimentSpec, env_spec: EnvSpec) -> ReplayStores | None:
         env_spec,
         num_steps=spec.actors.rollout_length,
         num_lanes=1,
+        state=state_specs(spec.policy.network.state_sizes),
         discounted_return=algorithm.normalize_rewards,
     )
     return ReplayStores(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rlsrl.api.spec import AlgorithmSettings, AlgorithmSpec, Environment, ReplaySpec
 from rlsrl.buffers.replay.checksums import drop_torn
 from rlsrl.buffers.replay.draws import Draws, PrioritizedDraws, UniformDraws
-from rlsrl.buffers.replay.rows import RowForm, rows_of
+from rlsrl.buffers.replay.rows import RowForm, as_stored, rows_of
 from rlsrl.buffers.replay.segments import Segments
 from rlsrl.buffers.replay.store_file import SUFFIX, StoreFile
 from rlsrl.data.slots import SlotLayout
@@ -147,19 +147,24 @@ def draws_from(segments: Segments, settings: ReplaySpec) -> Draws:
 def row_form_of(settings: AlgorithmSettings, rewards: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> RowForm:
     """Return the form of the rows that the algorithm trains on; ``rewards``: see ``RowForm.rewards``."""
     assert settings.draws_from is not None, "the algorithm replays"
-    return RowForm(num_steps=settings.draws_from.n_step, discount=settings.discount, rewards=rewards)
+    return RowForm(
+        num_steps=settings.draws_from.n_step,
+        discount=settings.discount,
+        rewards=rewards,
+        burn_in=settings.draws_burn_in,
+    )
 
 
 def replay_codec(environment: Environment, slot: SlotLayout, settings: AlgorithmSettings) -> ReplayCodec:
     """Return the messages between a rank and its shards, which must have the same rows."""
     assert settings.draws_from is not None, "the algorithm replays"
-    rows = zero_rows(environment, slot, 1)
+    rows = zero_rows(environment, slot, settings, 1)
     fields = {name: ArraySpec(shape=each.shape[1:], dtype=each.dtype.name) for name, each in rows.items()}
     return ReplayCodec(fields, [settings.draws_from.model_dump(), settings.discount, settings.reward_clip])
 
 
-def zero_rows(environment: Environment, slot: SlotLayout, num_rows: int) -> Arrays:
-    """Return so many rows of zeros."""
+def zero_rows(environment: Environment, slot: SlotLayout, settings: AlgorithmSettings, num_rows: int) -> Arrays:
+    """Return so many rows of the form that the algorithm trains on, of zeros."""
     layout = replay_layout(environment, slot, ReplaySpec(capacity=1))
     segments = Segments(layout, bytearray(layout.nbytes))
-    return rows_of(segments, np.zeros(num_rows, np.int64), RowForm(num_steps=1, discount=1.0))
+    return rows_of(segments, np.zeros(num_rows, np.int64), row_form_of(settings, rewards=as_stored))
