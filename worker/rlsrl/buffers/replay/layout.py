@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -61,8 +62,6 @@ class ReplayLayout:
     """Paths of the observations."""
     stacks: Mapping[str, int]
     """Number of images of each stacked observation by its path."""
-    states: tuple[str, ...] = ()
-    """Fields of the recurrent state before the first frame; empty where the network has none."""
 
     @classmethod
     def of(
@@ -114,7 +113,6 @@ class ReplayLayout:
             num_steps=num_steps,
             frames=frames,
             stacks=stacks,
-            states=states,
         )
 
     def frame_spec(self, name: str) -> ArraySpec:
@@ -132,6 +130,11 @@ class ReplayLayout:
     def sealed(self) -> tuple[str, ...]:
         """Arrays whose entries a segment keeps as they were inserted. Others change, or follow from these."""
         return tuple(name for name in self.fields if name not in (CHECKSUM, ENV_STEPS, FIRST_TRAINED, PRIORITY))
+
+    @cached_property
+    def states(self) -> tuple[str, ...]:
+        """Fields of the recurrent state with which frame 0 was acted on; empty where the network has none."""
+        return tuple(filter(is_state_field, self.fields))
 
     @property
     def rows_per_segment(self) -> int:
