@@ -46,6 +46,8 @@ class Variant:
     example: str
     changes: tuple[str, ...] = ()
     """Of the example's spec, besides those of the task."""
+    env_steps: int | None = None
+    """Other ones than the task's."""
     least: float | None = None
     """The mean return that every run has to reach."""
     most: float | None = None
@@ -62,8 +64,10 @@ class Task:
     variants: Mapping[str, Variant]
 
 
-CUE_VTRACE = "{learningRate: 0.003, entropyCoefficient: 0.01, minibatchSize: 256, sequenceLength: 64}"
-CARTPOLE_VTRACE = "{learningRate: 0.001, discount: 0.98, minibatchSize: 256, sequenceLength: 32}"
+CUE_VTRACE = "{learningRate: 0.003, discount: 0.95, entropyCoefficient: 0.01, minibatchSize: 512, sequenceLength: 32}"
+CARTPOLE_VTRACE = (
+    "{learningRate: 0.002, entropyCoefficient: 0.01, normalizeRewards: true, minibatchSize: 256, sequenceLength: 32}"
+)
 CUE, CUE_DQN = "delayed-cue.yaml", "delayed-cue-dqn.yaml"
 CARTPOLE, CARTPOLE_DQN = "cartpole-without-velocities.yaml", "cartpole-without-velocities-dqn.yaml"
 TASKS: Mapping[str, Task] = {
@@ -75,7 +79,7 @@ TASKS: Mapping[str, Task] = {
             "PPO, LSTM": Variant(example=CUE, changes=(LSTM,), least=0.95),
             "V-trace, GRU": Variant(
                 example=CUE,
-                changes=(f"algorithm={{vtrace: {CUE_VTRACE}}}",),
+                changes=(f"algorithm={{vtrace: {CUE_VTRACE}}}", "actors.rolloutLength=32"),
                 least=0.95,
             ),
             "R2D2, GRU": Variant(example=CUE_DQN, least=0.95),
@@ -91,6 +95,7 @@ TASKS: Mapping[str, Task] = {
             "V-trace, GRU": Variant(
                 example=CARTPOLE,
                 changes=("policy.network.recurrent.kind=gru", f"algorithm={{vtrace: {CARTPOLE_VTRACE}}}"),
+                env_steps=700_000,
                 least=350,
             ),
             "R2D2, LSTM": Variant(example=CARTPOLE_DQN, least=150),
@@ -104,7 +109,7 @@ def trained(task: Task, variant: Variant, *, seed: int) -> dict[str, Any]:
     """Return the figures of one run."""
     changes = (
         f"seed={seed}",
-        f"stop={{envSteps: {task.env_steps}}}",
+        f"stop={{envSteps: {variant.env_steps or task.env_steps}}}",
         f"parameters.everySteps={task.every_steps}",
         EVALUATORS,
         *variant.changes,
@@ -156,7 +161,8 @@ def main() -> int:
         known = document["tasks"].setdefault(name, {})
         for label, variant in task.variants.items():
             example = yaml.safe_load((EXAMPLES / variant.example).read_text())["spec"]
-            settings = {"example": example, "changes": [*variant.changes], "env_steps": task.env_steps}
+            settings = {"example": example, "changes": [*variant.changes]}
+            settings["env_steps"] = variant.env_steps or task.env_steps
             if known.get(label, {}).get("settings") != settings:
                 known[label] = {"settings": settings, "runs": {}}
             runs = known[label]["runs"]

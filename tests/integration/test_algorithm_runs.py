@@ -135,6 +135,10 @@ VARIANTS = {
         "environment": CART_POLE, "options": "dueling: true, quantiles: 8", "algorithm": "dqn",
         "recurrent": "{size: 16}",
     },
+    "DQN, shared layers": {
+        "environment": CART_POLE, "options": "dueling: true, shareLayers: true, initialization: uniform",
+        "algorithm": "dqn",
+    },
     "SAC, discrete": {"environment": CART_POLE, "options": "activation: relu", "algorithm": "sac"},
     "SAC, discrete, masked": {"environment": MASKED, "options": "activation: relu", "algorithm": "sac"},
 }  # fmt: skip

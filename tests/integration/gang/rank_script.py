@@ -26,7 +26,8 @@ from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.build import build_network, seeded
 from rlsrl.policies.networks import MlpActionValues, MlpActorCritic, MlpPolicy
-from rlsrl.policies.recurrent import recurrent_mlp
+from rlsrl.policies.recurrent import RecurrentSharedNetwork
+from rlsrl.policies.shared import MlpEncoder
 from rlsrl.policies.torch_policy import TorchPolicy
 from rlsrl.testing.actor_and_critic import ActorAndCritic
 from rlsrl.testing.rollouts import (
@@ -101,7 +102,7 @@ KINDS: dict[str, tuple[EnvSpec, Any, NetworkOutputs, Callable[[TorchPolicy, int]
     "ppo": (discrete_env_spec(), MlpActorCritic, "policyAndValue", ppo_of),
     "recurrent": (
         discrete_env_spec(),
-        partial(recurrent_mlp, outputs="policyAndValue", kind="lstm", size=SIZE),
+        partial(RecurrentSharedNetwork, encoder=MlpEncoder, outputs="policyAndValue", kind="lstm", size=SIZE),
         "policyAndValue",
         ppo_of,
     ),

@@ -10,7 +10,7 @@ from rlsrl.api.crd import schema
 from rlsrl.api.edits import edits, refused
 from rlsrl.api.fields import all_fields
 from rlsrl.api.load import load_text
-from rlsrl.api.spec import RLExperiment
+from rlsrl.api.spec import Mlp, RLExperiment
 from rlsrl.testing.api_server import faults
 from rlsrl.testing.documents import as_sent, minimal, variation
 
@@ -20,7 +20,7 @@ FREE = frozenset(
     | {f"spec.environment.kwargsByRank.{member}" for member in ("each", "cycle")}
 )
 """Fields that an API server cannot compare."""
-MLP = {"hiddenSizes": [64, 64], "activation": "tanh", "layerNorm": False, "dueling": False, "quantiles": 1}
+MLP = Mlp().model_dump(by_alias=True, mode="json")
 
 
 def load(document: Any) -> RLExperiment:

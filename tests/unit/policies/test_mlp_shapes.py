@@ -71,17 +71,25 @@ def test_the_shapes_are_those_of_the_network(
     assert layout_digest(shapes) == layout.digest
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("outputs", ["policy", "policyAndValue"])
+@pytest.mark.parametrize(("name", "outputs"), CASES)
 @pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_the_shapes_of_a_recurrent_network_are_its_own(
-    name: str, outputs: NetworkOutputs, layer_norm: bool, kind: Literal["gru", "lstm"]
+@pytest.mark.parametrize("kind", ["gru", "lstm", None])
+def test_the_shapes_of_outputs_that_share_layers_are_their_own(
+    name: str, outputs: NetworkOutputs, layer_norm: bool, kind: Literal["gru", "lstm"] | None
 ) -> None:
-    recurrent = Recurrent(kind=kind, size=5)
-    network = Network(mlp=Mlp(hidden_sizes=(7, 3), layer_norm=layer_norm), recurrent=recurrent)
-    policy = torch_policy(network, SPECS[name], outputs=outputs, seed=1)
+    options = {"dueling": True, "quantiles": 3} if outputs == "actionValues" else {}
+    recurrent = None if kind is None else Recurrent(kind=kind, size=5)
+    mlp = Mlp(hidden_sizes=(7, 3), layer_norm=layer_norm, share_layers=kind is None, **options)
+    policy = torch_policy(Network(mlp=mlp, recurrent=recurrent), SPECS[name], outputs=outputs, seed=1)
 
-    shapes = mlp_shapes(SPECS[name], (7, 3), outputs=outputs, layer_norm=layer_norm, recurrent=recurrent)
+    shapes = mlp_shapes(
+        SPECS[name],
+        (7, 3),
+        outputs=outputs,
+        layer_norm=layer_norm,
+        share_layers=mlp.share_layers,
+        recurrent=recurrent,
+        **options,  # type: ignore[arg-type]
+    )
 
     assert list(shapes.items()) == list(policy.layout.shapes.items()), "in the same order"

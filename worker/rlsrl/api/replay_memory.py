@@ -35,4 +35,4 @@ def assumed_store_bytes(spec: ExperimentSpec, role: str) -> int:
 def _frame_bytes(spec: ExperimentSpec) -> int:
     if (atari := spec.environment.atari) is not None:
         return atari.screen_size**2
-    return _VECTOR_BYTES if spec.policy.network.cnn is None else _IMAGE_SIZE**2
+    return _IMAGE_SIZE**2 if spec.policy.network.takes_an_image else _VECTOR_BYTES

@@ -48,7 +48,7 @@ class NatureCnn(nn.Module):
             ConfigurationError: the observation is not one uint8 image of at least 36 x 36 pixels.
         """
         super().__init__()
-        self._path, channels, height, width = _image(env_spec)
+        self._path, channels, height, width = image_of(env_spec, "cnn", smallest=SMALLEST_IMAGE)
         self._in_bfloat16 = precision == "bfloat16"
         self.num_features = hidden_size
         root = math.sqrt(2)
@@ -185,16 +185,21 @@ class NatureCnnActionValues(CnnHeads):
         return action_values(self.q(features), value, quantiles=self._quantiles)
 
 
-def _image(env_spec: EnvSpec) -> tuple[str, int, int, int]:
-    """Return (path, channels, height, width) of the observation's one image."""
+def image_of(env_spec: EnvSpec, kind: str, *, smallest: int) -> tuple[str, int, int, int]:
+    """Return (path, channels, height, width) of the observation's one image.
+
+    Raises:
+        ConfigurationError: it is not one uint8 image of at least ``smallest`` pixels in height and width. The error
+            names the field ``policy.network.KIND``.
+    """
     described = ", ".join(f"{path} {spec.dtype}{list(spec.shape)}" for path, spec in env_spec.observation.items())
     if len(env_spec.observation) == 1:
         ((path, spec),) = env_spec.observation.items()
-        if spec.dtype == "uint8" and len(spec.shape) == 3 and min(spec.shape[1:]) >= SMALLEST_IMAGE:
+        if spec.dtype == "uint8" and len(spec.shape) == 3 and min(spec.shape[1:]) >= smallest:
             return path, *spec.shape
     raise ConfigurationError(
-        f"policy.network.cnn needs one uint8 image [channels, height, width] of at least {SMALLEST_IMAGE} x "
-        f"{SMALLEST_IMAGE} pixels; the observation is {described}. environment.frameStack stacks images "
+        f"policy.network.{kind} needs one uint8 image [channels, height, width] of at least {smallest} x "
+        f"{smallest} pixels; the observation is {described}. environment.frameStack stacks images "
         "[height, width] as channels"
     )
 

@@ -115,9 +115,6 @@ def export_recurrent(
         ValueError: a module of another kind or in another place, a missing parameter, or ``log_std`` does not exist.
     """
     of_hidden, name, of_last = names
-    layers, dangling = _dense_layers(hidden, of_hidden, layout)
-    if dangling is not None:
-        raise ValueError(f"{of_hidden} must end with an activation")
     parameters = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     if missing := [each for each in parameters if f"{name}.{each}" not in layout.shapes]:
         raise ValueError(f"{name} has no {missing}; a recurrent layer has {parameters}")
@@ -129,15 +126,54 @@ def export_recurrent(
         size=num_rows // NUM_GATES[kind],
         **{each: layout.offsets[f"{name}.{each}"] for each in parameters},
     )
+    return export_shared(
+        hidden,
+        last,
+        names=(of_hidden, of_last),
+        layout=layout,
+        observation=observation,
+        log_std=log_std,
+        action=action,
+        is_values=is_values,
+        quantiles=quantiles,
+        recurrent=recurrent,
+    )
+
+
+def export_shared(
+    hidden: nn.Sequential,
+    last: nn.Linear,
+    *,
+    names: tuple[str, str],
+    layout: FlatLayout,
+    observation: Mapping[str, ArraySpec],
+    log_std: str | None = None,
+    action: ActionSpec | None = None,
+    is_values: bool = False,
+    quantiles: int = 1,
+    recurrent: RecurrentLayer | None = None,
+) -> ExportedActor:
+    """Export hidden layers, as those of ``export_recurrent``, and a last one on them.
+
+    ``names`` are those of the two in their network. ``recurrent`` stands between them. The other arguments are those of
+    ``export_dense``.
+
+    Raises:
+        ValueError: a module of another kind or in another place, or ``log_std`` does not exist.
+    """
+    of_hidden, of_last = names
+    layers, dangling = _dense_layers(hidden, of_hidden, layout)
+    if dangling is not None:
+        raise ValueError(f"{of_hidden} must end with an activation")
     last_layer = _dense_layer(of_last, last, _last_activation(action), layout, means_of=quantiles)
     return ExportedActor(
         layout=layout.digest,
         num_parameters=layout.num_parameters,
         observation=dict(observation),
-        layers=(*layers, recurrent, last_layer),
+        layers=(*layers, *([] if recurrent is None else [recurrent]), last_layer),
         head=CategoricalHead(num_actions=last_layer.out_size, is_values=True)
         if is_values
-        else _head(last.out_features, log_std, layout, action),
+        else _head(last_layer.out_size, log_std, layout, action),
     )
 
 

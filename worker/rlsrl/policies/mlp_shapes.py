@@ -18,25 +18,31 @@ def mlp_shapes(
     layer_norm: bool = False,
     dueling: bool = False,
     quantiles: int = 1,
+    share_layers: bool = False,
     recurrent: Recurrent | None = None,
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the ``mlp`` network with these outputs by name, in order: those of its ``FlatLayout``."""
     action = env_spec.action
     num_features = sum(spec.num_features for spec in env_spec.unmasked.observation.values())
     num_deviations = action.num_constant_deviations
-    shapes: dict[str, tuple[int, ...]] = {"log_std": (num_deviations,)} if num_deviations else {}
+    deviations: dict[str, tuple[int, ...]] = {"log_std": (num_deviations,)} if num_deviations else {}
     has_values = outputs == "actionValues"
     towers = [("q", action.num_outputs * quantiles) if has_values else ("actor", action.num_layer_outputs)]
     if outputs == "policyAndValue":
         towers.append(("critic", 1))
     if dueling:
         towers.append(("value", quantiles))
-    if recurrent is not None:
-        shapes |= _dense_shapes("encoder.layers", [num_features, *hidden_sizes], norms=layer_norm)
-        shapes |= _recurrent_shapes("recurrent", recurrent, hidden_sizes[-1])
+    if recurrent is not None or share_layers:
+        shapes = _dense_shapes("encoder.layers", [num_features, *hidden_sizes], norms=layer_norm)
+        size = hidden_sizes[-1]
+        if recurrent is not None:
+            shapes |= _recurrent_shapes("recurrent", recurrent, size)
+            size = recurrent.size
+        shapes |= {f"outputs.{name}": shape for name, shape in deviations.items()}
         for head, num_outputs in towers:
-            shapes |= {f"{head}.weight": (num_outputs, recurrent.size), f"{head}.bias": (num_outputs,)}
+            shapes |= {f"outputs.{head}.weight": (num_outputs, size), f"outputs.{head}.bias": (num_outputs,)}
     else:
+        shapes = dict(deviations)
         for tower, num_outputs in towers:
             shapes |= _dense_shapes(tower, [num_features, *hidden_sizes], norms=layer_norm, num_outputs=num_outputs)
     return shapes if action.mask is None else {f"network.{name}": shape for name, shape in shapes.items()}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,24 +13,12 @@ from typing_extensions import override
 
 from rlsrl.api.spec import NetworkOutputs, Recurrent, RecurrentKind
 from rlsrl.data.specs import EnvSpec
-from rlsrl.policies.cnn import CnnEncoder
-from rlsrl.policies.distributions import constant_deviations, policy_head
 from rlsrl.policies.export import export_recurrent
 from rlsrl.policies.exported import NUM_GATES, ExportedActor
 from rlsrl.policies.flat import FlatLayout
-from rlsrl.policies.networks import (
-    POLICY_HEAD,
-    VALUE_HEAD,
-    FlattenObservation,
-    Heads,
-    Observation,
-    State,
-    action_values,
-    hidden_layers,
-    num_choices,
-    orthogonal,
-    zeroed,
-)
+from rlsrl.policies.networks import Heads, Observation, State, zeroed
+from rlsrl.policies.outputs import OUTPUTS
+from rlsrl.policies.shared import Encoder, MlpEncoder, in_preferred_layout, num_features_of
 
 
 class RecurrentModule(nn.Module, ABC):
@@ -65,6 +52,11 @@ class RecurrentModule(nn.Module, ABC):
     def forward(self, inputs: Tensor, state: State) -> dict[str, Tensor]:
         """Return the state after one frame of inputs, [N, num_inputs]."""
         return self.step(functional.linear(inputs, self.weight_ih, self.bias_ih), state)
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters uniformly, as torch's cells do."""
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -(self.size**-0.5), self.size**-0.5)
 
     def unroll(self, inputs: Tensor, state: State, is_first: Tensor) -> dict[str, Tensor]:
         """Return the states after each of L frames of inputs, [L, N, num_inputs]: see ``networks.unrolled``."""
@@ -108,45 +100,24 @@ class Lstm(RecurrentModule):
 MODULES: Mapping[RecurrentKind, type[RecurrentModule]] = {"gru": Gru, "lstm": Lstm}
 
 
-class MlpEncoder(nn.Module):
-    """Dense layers over the flattened observation, each followed by its activation."""
+class RecurrentSharedNetwork(nn.Module):
+    """Outputs on a recurrent layer behind an encoder."""
 
     def __init__(
         self,
         env_spec: EnvSpec,
+        encoder: Encoder,
         *,
-        hidden_sizes: Sequence[int] = (64, 64),
-        activation: Literal["tanh", "relu"] = "tanh",
-        layer_norm: bool = False,
+        outputs: NetworkOutputs,
+        kind: RecurrentKind,
+        size: int,
+        **options: Any,
     ) -> None:
-        """Fit the observations of ``env_spec``; the other arguments are those of ``MlpPolicy``."""
-        super().__init__()
-        self.specs = dict(env_spec.observation)
-        self.flatten = FlattenObservation(self.specs)
-        sizes = [self.flatten.num_features, *hidden_sizes]
-        self.layers = nn.Sequential(*hidden_layers(sizes, activation, layer_norm=layer_norm))
-        self.num_features = sizes[-1]
-
-    @override
-    def forward(self, observation: Observation) -> Tensor:
-        """Return the last layer's outputs, [N, num_features]."""
-        features: Tensor = self.layers(self.flatten(observation))
-        return features
-
-
-class RecurrentHeads(nn.Module, ABC):
-    """Heads on a recurrent layer behind an encoder."""
-
-    def __init__(
-        self, env_spec: EnvSpec, encoder: Callable[[EnvSpec], nn.Module], *, kind: RecurrentKind = "gru", size: int = 64
-    ) -> None:
-        """Fit the observations of ``env_spec``.
-
-        ``encoder`` makes a module that returns [N, ``num_features``] for N observations.
-        """
+        """Fit the observations and actions of ``env_spec``. ``options`` are those of the outputs."""
         super().__init__()
         self.encoder = encoder(env_spec)
-        self.recurrent = MODULES[kind](_num_features(self.encoder), size)
+        self.recurrent = MODULES[kind](num_features_of(self.encoder), size)
+        self.outputs = OUTPUTS[outputs](size, env_spec, **options)
 
     @property
     def state_sizes(self) -> Mapping[str, int]:
@@ -157,36 +128,15 @@ class RecurrentHeads(nn.Module, ABC):
     def forward(self, observation: Observation, state: State) -> tuple[Heads, State]:
         """Return the heads for N observations, and the next state: see ``RecurrentNetwork``."""
         state = self.recurrent(self.encoder(observation), state)
-        return self.heads(state["hidden"]), state
+        return self.outputs(state["hidden"]), state
 
     def unroll(self, observation: Observation, state: State, is_first: Tensor) -> tuple[Heads, State]:
         """Return the heads for L frames of N environments, and the states: see ``networks.unrolled``."""
-        features = self.encoder({path: frames.flatten(0, 1) for path, frames in observation.items()})
+        frames = {path: array.flatten(0, 1) for path, array in observation.items()}
+        features = self.encoder(in_preferred_layout(self.encoder, frames))
         states = self.recurrent.unroll(features.reshape(*is_first.shape, -1), state, is_first)
-        heads = self.heads(states["hidden"].flatten(0, 1))
-        return {name: outputs.reshape(*is_first.shape, *outputs.shape[1:]) for name, outputs in heads.items()}, states
-
-    @abstractmethod
-    def heads(self, features: Tensor) -> Heads:
-        """Return the heads for the recurrent layer's outputs, [N, size]."""
-
-
-class RecurrentPolicy(RecurrentHeads):
-    """Logits and means of actions on a recurrent layer behind an encoder; gain 0.01 before them."""
-
-    def __init__(
-        self, env_spec: EnvSpec, encoder: Callable[[EnvSpec], nn.Module], *, kind: RecurrentKind = "gru", size: int = 64
-    ) -> None:
-        """Fit the observations and actions of ``env_spec``: see ``RecurrentHeads``."""
-        super().__init__(env_spec, encoder, kind=kind, size=size)
-        self._action = env_spec.action
-        self.actor = orthogonal(nn.Linear(size, self._action.num_layer_outputs), 0.01)
-        self.log_std = constant_deviations(self._action)
-
-    @override
-    def heads(self, features: Tensor) -> Heads:
-        """Return the heads for the recurrent layer's outputs, [N, size]: ``policy`` [N, A]."""
-        return {POLICY_HEAD: policy_head(self._action, self.actor(features), self.log_std)}
+        heads = self.outputs(states["hidden"].flatten(0, 1))
+        return {name: found.reshape(*is_first.shape, *found.shape[1:]) for name, found in heads.items()}, states
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor | None:
         """Return the actor in its exported form, or None if the encoder has none."""
@@ -195,117 +145,9 @@ class RecurrentPolicy(RecurrentHeads):
         return export_recurrent(
             self.encoder.layers,
             self.recurrent.kind,
-            self.actor,
-            names=("encoder.layers", "recurrent", "actor"),
+            getattr(self.outputs, self.outputs.acting),
+            names=("encoder.layers", "recurrent", f"outputs.{self.outputs.acting}"),
             layout=layout,
             observation=self.encoder.specs,
-            log_std=None if self.log_std is None else "log_std",
-            action=self._action,
+            **self.outputs.export_options("outputs"),
         )
-
-
-class RecurrentActorCritic(RecurrentPolicy):
-    """``RecurrentPolicy`` with the value on the same recurrent layer; gain 1 before it."""
-
-    def __init__(
-        self, env_spec: EnvSpec, encoder: Callable[[EnvSpec], nn.Module], *, kind: RecurrentKind = "gru", size: int = 64
-    ) -> None:
-        """Fit the observations and actions of ``env_spec``: see ``RecurrentPolicy``."""
-        super().__init__(env_spec, encoder, kind=kind, size=size)
-        self.critic = orthogonal(nn.Linear(size, 1), 1.0)
-
-    @override
-    def heads(self, features: Tensor) -> Heads:
-        """Return the heads for the recurrent layer's outputs, [N, size]: ``policy`` [N, A] and ``value`` [N]."""
-        return {**super().heads(features), VALUE_HEAD: self.critic(features).squeeze(-1)}
-
-
-class RecurrentActionValues(RecurrentHeads):
-    """The value of each action on a recurrent layer; gain 1 before the values. Options as of ``MlpActionValues``."""
-
-    def __init__(
-        self,
-        env_spec: EnvSpec,
-        encoder: Callable[[EnvSpec], nn.Module],
-        *,
-        kind: RecurrentKind = "gru",
-        size: int = 64,
-        dueling: bool = False,
-        quantiles: int = 1,
-    ) -> None:
-        """Fit the observations and the discrete actions of ``env_spec``: see ``RecurrentHeads``.
-
-        Raises:
-            ConfigurationError: the actions are not discrete.
-        """
-        num_actions = num_choices(env_spec)
-        super().__init__(env_spec, encoder, kind=kind, size=size)
-        self._quantiles = quantiles
-        self.q = orthogonal(nn.Linear(size, num_actions * quantiles), 1.0)
-        self.value = orthogonal(nn.Linear(size, quantiles), 1.0) if dueling else None
-
-    @override
-    def heads(self, features: Tensor) -> Heads:
-        """Return the values of actions, ``q`` [N, A], and their ``quantiles`` [N, A, K] if there are several."""
-        value = None if self.value is None else self.value(features)
-        return action_values(self.q(features), value, quantiles=self._quantiles)
-
-    def export_actor(self, layout: FlatLayout) -> ExportedActor | None:
-        """Return the actor in its exported form, or None if the encoder has none. It has no observation's value."""
-        if not isinstance(self.encoder, MlpEncoder):
-            return None
-        return export_recurrent(
-            self.encoder.layers,
-            self.recurrent.kind,
-            self.q,
-            names=("encoder.layers", "recurrent", "q"),
-            layout=layout,
-            observation=self.encoder.specs,
-            is_values=True,
-            quantiles=self._quantiles,
-        )
-
-
-def _num_features(encoder: nn.Module) -> int:
-    number = encoder.num_features
-    assert isinstance(number, int), "of MlpEncoder and CnnEncoder"
-    return number
-
-
-_NETWORKS: Mapping[NetworkOutputs, type[RecurrentHeads]] = {
-    "policy": RecurrentPolicy,
-    "policyAndValue": RecurrentActorCritic,
-    "actionValues": RecurrentActionValues,
-}
-
-
-def recurrent_mlp(
-    env_spec: EnvSpec,
-    *,
-    outputs: NetworkOutputs,
-    kind: RecurrentKind,
-    size: int,
-    hidden_sizes: Sequence[int] = (64, 64),
-    activation: Literal["tanh", "relu"] = "tanh",
-    layer_norm: bool = False,
-    **options: Any,
-) -> RecurrentHeads:
-    """Return the network with these outputs on a recurrent layer behind dense layers. ``options``: of the outputs."""
-    encoder = partial(MlpEncoder, hidden_sizes=hidden_sizes, activation=activation, layer_norm=layer_norm)
-    return _NETWORKS[outputs](env_spec, encoder, kind=kind, size=size, **options)
-
-
-def recurrent_cnn(
-    env_spec: EnvSpec,
-    *,
-    outputs: NetworkOutputs,
-    kind: RecurrentKind,
-    size: int,
-    hidden_size: int = 512,
-    precision: Literal["float32", "bfloat16"] = "float32",
-    **options: Any,
-) -> RecurrentHeads:
-    """Return the network with these outputs on a recurrent layer behind the body of ``NatureCnn``: see
-    ``recurrent_mlp``."""
-    encoder = partial(CnnEncoder, hidden_size=hidden_size, precision=precision)
-    return _NETWORKS[outputs](env_spec, encoder, kind=kind, size=size, **options)

@@ -185,8 +185,9 @@ def _stacked(path: str, actions: Any) -> dict[str, NDArray[Any]]:
 def _policy(stored: StoredVersion, interface: EnvironmentInterface) -> TorchPolicy:
     """Return the version's policy. It computes in float32, since few runtimes have all operations in bfloat16."""
     config, network = stored.config, stored.config.network
-    if network.cnn is not None:
-        network = network.model_copy(update={"cnn": network.cnn.model_copy(update={"precision": "float32"})})
+    for name in ("cnn", "impala_cnn"):
+        if (images := getattr(network, name)) is not None:
+            network = network.model_copy(update={name: images.model_copy(update={"precision": "float32"})})
     outputs = config.algorithm.chosen.outputs
     policy = torch_policy(network, interface.spec, outputs=outputs, seed=config.seed)
     policy.load(stored.parameters)

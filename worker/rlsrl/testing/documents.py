@@ -454,7 +454,7 @@ def _fit_recurrence(document: JsonDocument, algorithm: str, rng: random.Random) 
         network.pop("recurrent", None)
     if not ALGORITHMS[algorithm].trains_recurrent and "custom" in network:
         network["custom"].pop("state", None)
-    if "recurrent" in network and not network.keys() & {"mlp", "cnn"}:
+    if "recurrent" in network and not network.keys() & {"mlp", "cnn", "impalaCnn"}:
         network["mlp"] = {}
     if "recurrent" not in network and "state" not in network.get("custom", {}):
         return
@@ -576,7 +576,8 @@ def refused_documents() -> list[JsonDocument]:
     without_pictures = minimal()
     without_pictures["spec"] |= {"environment": {"http": {"url": "http://s:1"}}, "evaluators": {"video": {}}}
     without_values = []
-    for kind, (option, value) in itertools.product(("mlp", "cnn"), (("dueling", True), ("quantiles", 2))):
+    kinds, options = ("mlp", "cnn", "impalaCnn"), (("dueling", True), ("quantiles", 2))
+    for kind, (option, value) in itertools.product(kinds, options):
         document = minimal()
         document["spec"] |= {"algorithm": {"ppo": {}}, "policy": {"network": {kind: {option: value}}}}
         without_values.append(document)
@@ -728,7 +729,9 @@ def _make_recurrent(document: JsonDocument, rng: random.Random) -> None:
     own = {"factory": "package.module:make"}
     spec.setdefault("policy", {})["network"] = copy.deepcopy(
         rng.choice([
-            {"mlp": {}, "recurrent": {}}, {"cnn": {}, "recurrent": {"kind": "lstm"}},
+            {"mlp": {}, "recurrent": {}},
+            {"cnn": {}, "recurrent": {"kind": "lstm"}},
+            {"impalaCnn": {}, "recurrent": {}},
             {"custom": {**own, "state": {"hidden": 64}}}, {"custom": own, "recurrent": {}},
         ])
     )  # fmt: skip

@@ -40,7 +40,17 @@ from rlsrl.api.spec.parameters import (
     ParameterStore,
     ParameterVersions,
 )
-from rlsrl.api.spec.policy import VALUE_OPTIONS, Cnn, CustomNetwork, Mlp, Network, PolicySpec, Recurrent, RecurrentKind
+from rlsrl.api.spec.policy import (
+    VALUE_OPTIONS,
+    Cnn,
+    CustomNetwork,
+    ImpalaCnn,
+    Mlp,
+    Network,
+    PolicySpec,
+    Recurrent,
+    RecurrentKind,
+)
 from rlsrl.api.spec.run import PausedWorkers, Restarts, Security, Stop, Tracking, Wandb
 from rlsrl.api.spec.scalars import NoiseColor, VectorActions
 from rlsrl.api.spec.workers import (
@@ -87,6 +97,7 @@ __all__ = [
     "FilesystemStore",
     "FixedVersion",
     "HttpEnvironment",
+    "ImpalaCnn",
     "InitialParameters",
     "LabelSelector",
     "LinearScheduleSpec",

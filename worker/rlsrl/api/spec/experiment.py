@@ -630,12 +630,13 @@ _RULES: tuple[CrossFieldRule, ...] = (
     ),
     *(
         CrossFieldRule(
-            at=f"policy.network.{name}.{option}",
+            at=f"policy.network.{to_camel(name)}.{option}",
             check=_only_for_values(name, option, without),
-            cel=f"!has(self.policy.network.{name}) || self.policy.network.{name}.{option} == {without} || {_VALUES}",
+            cel=f"!has(self.policy.network.{to_camel(name)})"
+            f" || self.policy.network.{to_camel(name)}.{option} == {without} || {_VALUES}",
             message=f"must be {without} with an algorithm that does not learn the values of actions",
         )
-        for name in ("mlp", "cnn")
+        for name in ("mlp", "cnn", "impala_cnn")
         for option, without in _WITHOUT_VALUES.items()
     ),
     *(

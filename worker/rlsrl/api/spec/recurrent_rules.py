@@ -38,7 +38,7 @@ def _network_is_built_in(spec: _Spec) -> Fault | None:
     network = spec.policy.network
     if network.recurrent is None or network.custom is None:
         return None
-    return Fault("is for mlp and cnn; a network of your own declares custom.state", "unset")
+    return Fault("is for mlp, cnn and impalaCnn; a network of your own declares custom.state", "unset")
 
 
 def _algorithm_trains(member: str) -> Callable[[_Spec], Fault | None]:

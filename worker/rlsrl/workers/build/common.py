@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from rlsrl.api.spec import VALUE_OPTIONS, ExperimentSpec, Network, NetworkOutputs, WorkerEnvironment
+from rlsrl.api.spec import ExperimentSpec, Network, NetworkOutputs, WorkerEnvironment
 from rlsrl.data.specs import EnvSpec, state_specs
 from rlsrl.envs.factory import AtariOptions, EnvironmentSource, environment_interface
 from rlsrl.envs.http.options import HttpOptions
@@ -178,30 +178,18 @@ def torch_policy(
         ConfigurationError: the user's own network cannot be made, or its outputs do not fit.
     """
     from rlsrl.policies.build import build_network
-    from rlsrl.policies.cnn import NatureCnnActionValues, NatureCnnActorCritic, NatureCnnPolicy
     from rlsrl.policies.device import CPU
-    from rlsrl.policies.networks import MlpActionValues, MlpActorCritic, MlpPolicy
-    from rlsrl.policies.recurrent import recurrent_cnn, recurrent_mlp
+    from rlsrl.policies.factories import built_in
     from rlsrl.policies.torch_policy import TorchPolicy
     from rlsrl.runtime.references import load_callable
 
     factory: Callable[..., Any]
-    kwargs: Mapping[str, Any]
-    recurrent = network.recurrent
-    behind = {} if recurrent is None else {"outputs": outputs, **recurrent.model_dump()}
-    cnns = {"policy": NatureCnnPolicy, "policyAndValue": NatureCnnActorCritic, "actionValues": NatureCnnActionValues}
-    mlps = {"policy": MlpPolicy, "policyAndValue": MlpActorCritic, "actionValues": MlpActionValues}
-    without = set() if outputs == "actionValues" else {*VALUE_OPTIONS}
+    kwargs: Mapping[str, Any] = {}
     if network.custom is not None:
         factory = load_callable(network.custom.factory, where="network factory")
         kwargs = network.custom.kwargs
-    elif network.cnn is not None:
-        factory = cnns[outputs] if recurrent is None else recurrent_cnn
-        kwargs = {**network.cnn.model_dump(exclude=without), **behind}
     else:
-        assert network.mlp is not None, "validation leaves exactly one"
-        factory = mlps[outputs] if recurrent is None else recurrent_mlp
-        kwargs = {**network.mlp.model_dump(exclude=without), **behind}
+        factory = built_in(network, outputs)
     network_seed, on = derived_seed(seed, "network"), CPU if device is None else device
     module = build_network(factory, env_spec, kwargs, seed=network_seed, device=on, outputs=outputs)
     policy = TorchPolicy(module, env_spec, outputs=outputs)

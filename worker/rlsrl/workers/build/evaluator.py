@@ -201,6 +201,7 @@ def _network_shapes(plan: EvaluationPlan, env_spec: EnvSpec) -> Shapes:
             layer_norm=mlp.layer_norm,
             dueling=mlp.dueling,
             quantiles=mlp.quantiles,
+            share_layers=mlp.share_layers,
             recurrent=plan.network.recurrent,
         )
     return _torch_policy(plan, env_spec).layout.shapes

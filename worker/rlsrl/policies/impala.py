@@ -1,0 +1,93 @@
+"""The residual convolutional network of IMPALA (Espeholt et al. 2018, figure 3, right)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from typing_extensions import override
+
+from rlsrl.data.specs import EnvSpec
+from rlsrl.policies.cnn import image_of
+from rlsrl.policies.networks import Observation, orthogonal
+
+SMALLEST_IMAGE = 8
+"""The least height and width: with three sections the last has one place then."""
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions whose result is added to the input."""
+
+    def __init__(self, channels: int) -> None:
+        """Keep the number of channels, and height and width."""
+        super().__init__()
+        self.first = orthogonal(nn.Conv2d(channels, channels, 3, padding=1), math.sqrt(2))
+        self.second = orthogonal(nn.Conv2d(channels, channels, 3, padding=1), math.sqrt(2))
+
+    @override
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[N, C, H, W] -> [N, C, H, W]."""
+        between: Tensor = self.first(functional.relu(inputs))
+        added: Tensor = self.second(functional.relu(between))
+        return inputs + added
+
+
+class ImpalaEncoder(nn.Module):
+    """Sections of a convolution, pooling to half the size, and two residual blocks; then a dense layer.
+
+    Takes one image, [C, H, W] uint8 (stacked frames are its channels), and scales it to [0, 1]. Orthogonal weights
+    (gain sqrt(2)) and zero biases. With ``precision="bfloat16"`` all computes in bfloat16 (autocast: the weights stay
+    float32).
+    """
+
+    def __init__(
+        self,
+        env_spec: EnvSpec,
+        *,
+        channels: Sequence[int] = (16, 32, 32),
+        hidden_size: int = 256,
+        precision: Literal["float32", "bfloat16"] = "float32",
+    ) -> None:
+        """Fit the image of ``env_spec``.
+
+        Raises:
+            ConfigurationError: the observation is not one uint8 image of at least 8 x 8 pixels.
+        """
+        super().__init__()
+        self._path, num_inputs, height, width = image_of(env_spec, "impalaCnn", smallest=SMALLEST_IMAGE)
+        self._in_bfloat16 = precision == "bfloat16"
+        self.num_features = hidden_size
+        sections: list[nn.Module] = []
+        for num_outputs in channels:
+            sections += [
+                orthogonal(nn.Conv2d(num_inputs, num_outputs, 3, padding=1), math.sqrt(2)),
+                nn.MaxPool2d(3, stride=2, padding=1),
+                ResidualBlock(num_outputs),
+                ResidualBlock(num_outputs),
+            ]
+            num_inputs, height, width = num_outputs, -(-height // 2), -(-width // 2)
+        self.body = nn.Sequential(
+            *sections,
+            nn.ReLU(),
+            nn.Flatten(),
+            orthogonal(nn.Linear(num_inputs * height * width, hidden_size), math.sqrt(2)),
+            nn.ReLU(),
+        )
+
+    @override
+    def forward(self, observation: Observation) -> Tensor:
+        """Return the body's outputs, [N, num_features] float32."""
+        # As NatureCnn: channels last in memory, and a division in place of the copy that the cast has made.
+        dtype = torch.bfloat16 if self._in_bfloat16 else torch.float32
+        image = observation[self._path].to(dtype, memory_format=torch.channels_last).div_(255.0)
+        with torch.autocast(image.device.type, torch.bfloat16, enabled=self._in_bfloat16):
+            features: Tensor = self.body(image)
+        return features.float()
+
+    def to_preferred_layout(self, observation: Observation) -> Observation:
+        """Return the image with its channels last in memory."""
+        return {**observation, self._path: observation[self._path].contiguous(memory_format=torch.channels_last)}

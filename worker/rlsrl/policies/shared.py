@@ -1,0 +1,91 @@
+"""Networks whose outputs share all layers but the last: an encoder of observations, and outputs on its features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from typing_extensions import override
+
+from rlsrl.api.spec import NetworkOutputs
+from rlsrl.data.specs import EnvSpec
+from rlsrl.policies.export import export_shared
+from rlsrl.policies.exported import ExportedActor
+from rlsrl.policies.flat import FlatLayout
+from rlsrl.policies.networks import FlattenObservation, Heads, Observation, PreferredLayoutNetwork, hidden_layers
+from rlsrl.policies.outputs import OUTPUTS
+
+Encoder = Callable[[EnvSpec], nn.Module]
+"""Makes a module that returns ``num_features`` numbers, [N, F] float32, for N observations."""
+
+
+class MlpEncoder(nn.Module):
+    """Dense layers over the flattened observation, each followed by its activation."""
+
+    def __init__(
+        self,
+        env_spec: EnvSpec,
+        *,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: Literal["tanh", "relu"] = "tanh",
+        layer_norm: bool = False,
+    ) -> None:
+        """Fit the observations of ``env_spec``; the other arguments are those of ``MlpPolicy``."""
+        super().__init__()
+        self.specs = dict(env_spec.observation)
+        self.flatten = FlattenObservation(self.specs)
+        sizes = [self.flatten.num_features, *hidden_sizes]
+        self.layers = nn.Sequential(*hidden_layers(sizes, activation, layer_norm=layer_norm))
+        self.num_features = sizes[-1]
+
+    @override
+    def forward(self, observation: Observation) -> Tensor:
+        """Return the last layer's outputs, [N, num_features]."""
+        features: Tensor = self.layers(self.flatten(observation))
+        return features
+
+
+class SharedNetwork(nn.Module):
+    """Outputs on an encoder."""
+
+    def __init__(self, env_spec: EnvSpec, encoder: Encoder, *, outputs: NetworkOutputs, **options: Any) -> None:
+        """Fit the observations and actions of ``env_spec``. ``options`` are those of the outputs."""
+        super().__init__()
+        self.encoder = encoder(env_spec)
+        self.outputs = OUTPUTS[outputs](num_features_of(self.encoder), env_spec, **options)
+
+    @override
+    def forward(self, observation: Observation) -> Heads:
+        """Return the heads for N observations."""
+        heads: Heads = self.outputs(self.encoder(observation))
+        return heads
+
+    def to_preferred_layout(self, observation: Observation) -> Observation:
+        """Return the observation in the memory layout that the encoder prefers."""
+        return in_preferred_layout(self.encoder, observation)
+
+    def export_actor(self, layout: FlatLayout) -> ExportedActor | None:
+        """Return the actor in its exported form, or None if the encoder has none."""
+        if not isinstance(self.encoder, MlpEncoder):
+            return None
+        return export_shared(
+            self.encoder.layers,
+            getattr(self.outputs, self.outputs.acting),
+            names=("encoder.layers", f"outputs.{self.outputs.acting}"),
+            layout=layout,
+            observation=self.encoder.specs,
+            **self.outputs.export_options("outputs"),
+        )
+
+
+def in_preferred_layout(encoder: nn.Module, observation: Observation) -> Observation:
+    """Return the observation in the memory layout that an encoder prefers, if it has one."""
+    return encoder.to_preferred_layout(observation) if isinstance(encoder, PreferredLayoutNetwork) else observation
+
+
+def num_features_of(encoder: nn.Module) -> int:
+    """Return the number of an encoder's outputs."""
+    number = encoder.num_features
+    assert isinstance(number, int), "of an Encoder's module"
+    return number
