@@ -71,6 +71,11 @@ CHANGES = {
         ACTORS: f"  pacing: {{trainStepsPerEnvStep: 0.05}}\n{ACTORS}",
         NETWORK: NETWORK.replace("gru", "lstm").replace("[32]", "[32], activation: relu, dueling: true"),
     },
+    "R2D2, normalised": {
+        PPO: DQN.replace("minibatchSize", "normalizeRewards: true, minibatchSize"),
+        ACTORS: f"  pacing: {{trainStepsPerEnvStep: 0.05}}\n{ACTORS}",
+        "  policy:\n": "  policy:\n    normalizeObservations: true\n",
+    },
     "own network": {NETWORK: "{custom: {factory: 'my_network:Remembering', state: {memory: 32}}}"},
 }
 WAYS = {

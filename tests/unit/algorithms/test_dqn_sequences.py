@@ -16,6 +16,7 @@ from rlsrl.algorithms.base import ERRORS, INDEX, POLICY, WEIGHT, one_rank
 from rlsrl.algorithms.dqn import TARGET, build
 from rlsrl.algorithms.gradients import LocalGradients
 from rlsrl.algorithms.learner import Learner
+from rlsrl.algorithms.normalizer import ReplayNormalizer
 from rlsrl.algorithms.value_rescaling import rescaled, restored
 from rlsrl.api.spec import DqnSpec, Mlp, Network, Recurrent
 from rlsrl.buffers.replay.layout import ReplayLayout
@@ -252,6 +253,18 @@ def test_a_minibatch_of_two_ranks_weighs_each_transition_alike() -> None:
         assert schedule[INDEX].shape == (UPDATES, ROWS)
         counts.append(schedule[WEIGHT].sum(dim=(1, 2)))
     torch.testing.assert_close(counts[0] + counts[1], torch.ones(UPDATES))
+
+
+def test_all_frames_of_a_sequence_are_normalised() -> None:
+    """Those of the burn-in, too; what is no observation stays as it is."""
+    rows = drawn(policy_of("gru"), 0)
+    normalizer = ReplayNormalizer(ENV_SPEC.observation)
+    seen = rows["observation"].reshape(-1, 3)
+    normalizer.learn(normalizer.moments_of({"observation": seen}), one_rank)
+    found, _ = normalizer.step(rows, one_rank)
+    expected = (seen - seen.mean(axis=0)) / seen.std(axis=0)
+    np.testing.assert_allclose(found["observation"].reshape(-1, 3), expected, rtol=1e-3, atol=1e-3)
+    assert all(found[name] is array for name, array in rows.items() if name != "observation")
 
 
 def test_a_minibatch_that_is_no_whole_number_of_sequences_is_refused() -> None:

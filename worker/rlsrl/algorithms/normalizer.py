@@ -297,7 +297,9 @@ class ReplayNormalizer(Normalizer):
         found = standardizations(self._statistics, self._paths)
         metrics = {"non_finite_transitions": self._num_left_out}
         self._num_left_out = 0.0
-        return standardized(slots, {prefix + path: found[path] for prefix in ("", NEXT) for path in found}), metrics
+        # Sequences have what transitions lead to among their frames.
+        by_path = {name: found[path] for path in found for name in (path, NEXT + path) if name in slots}
+        return standardized(slots, by_path), metrics
 
 
 def _finite(samples: Arrays) -> tuple[list[NDArray[Any]], int]:
