@@ -85,9 +85,17 @@ class Gru(RecurrentModule):
 
 
 class Lstm(RecurrentModule):
-    """Long short-term memory (Hochreiter and Schmidhuber 1997), as ``nn.LSTMCell``."""
+    """Long short-term memory (Hochreiter and Schmidhuber 1997), as ``nn.LSTMCell``.
+
+    The forget gate's bias starts at 1, so that cells keep what they have (Jozefowicz et al. 2015).
+    """
 
     kind = "lstm"
+
+    def __init__(self, num_inputs: int, size: int) -> None:
+        """Make a layer: see ``RecurrentModule``."""
+        super().__init__(num_inputs, size)
+        nn.init.ones_(self.bias_ih.data[size : 2 * size])
 
     @override
     def step(self, projected: Tensor, state: State) -> dict[str, Tensor]:
