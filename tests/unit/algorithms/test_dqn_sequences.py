@@ -278,6 +278,7 @@ def test_rescaled_values_are_the_papers_and_come_back() -> None:
     values = torch.tensor([-1e5, -300.0, -1.0, -1e-3, 0.0, 1e-3, 0.5, 42.0, 1e4])
     found = rescaled(values)
     torch.testing.assert_close(found, torch.tensor([_h(float(value)) for value in values]))
+    assert float(rescaled(torch.tensor(1e-6))) == pytest.approx(0.501e-6, rel=1e-3)
     torch.testing.assert_close(restored(found), values, rtol=1e-4, atol=1e-5)
     exact = torch.tensor([_inverse_of_h(float(value)) for value in found.double()])
     torch.testing.assert_close(restored(found), exact, rtol=1e-4, atol=1e-5)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.wrappers import FrameStackObservation
 
 from rlsrl.buffers.replay.draws import Draws, PrioritizedDraws, UniformDraws
 from rlsrl.buffers.replay.layout import FIRST_TRAINED, MARK, ReplayLayout
@@ -16,6 +17,7 @@ from rlsrl.data.random_slots import random_slot
 from rlsrl.data.sequences import HAS_BURN_IN, IS_FIRST
 from rlsrl.data.slots import ProducerId, Slot, rollout_layout
 from rlsrl.data.specs import ArraySpec
+from rlsrl.testing.replay import Numbered, SlotSource
 from rlsrl.testing.replay_draws import LEAST_PROBABILITY, chi_square
 from rlsrl.testing.rollouts import discrete_env_spec
 
@@ -94,7 +96,7 @@ def test_sequences_are_those_of_the_slots(burn_in: bool, num_steps: int) -> None
     for row, number in enumerate(held):
         kept = filled.kept[number]
         arrays = {name: kept.slot.arrays[name][:, kept.lane] for name in ("action", "mask", OBSERVATION)}
-        np.testing.assert_array_equal(rows["action"][row], arrays["action"])
+        np.testing.assert_array_equal(rows["action"][row], np.where(arrays["mask"], arrays["action"], 0))
         np.testing.assert_array_equal(rows["mask"][row], arrays["mask"])
         for step in np.flatnonzero(arrays["mask"]):
             reward, discount, following = n_step(kept.slot, kept.lane, int(step), num_steps)
@@ -139,6 +141,37 @@ def test_n_step_returns_are_those_of_transitions_where_they_end_within_the_seque
             np.testing.assert_array_equal(following, transition[f"next/{OBSERVATION}"][0])
             compared += 1
     assert compared > 20
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 6])
+def test_stacked_images_are_those_of_the_slots(num_steps: int) -> None:
+    source = SlotSource(num_steps=num_steps, num_lanes=2, make=lambda: FrameStackObservation(Numbered(image=True), 4))
+    slot_layout = rollout_layout(source.env_spec, num_steps=num_steps, num_lanes=2, state=STATE)
+    layout = ReplayLayout.of(slot_layout, capacity=20 * num_steps, stacks={OBSERVATION: 4})
+    segments, rng = Segments(layout, bytearray(layout.nbytes)), np.random.default_rng(0)
+    slots = []
+    for _ in range(8):
+        slot = source.slot()
+        slot.arrays |= {f"state/{name}": rng.standard_normal((2, 2), np.float32) for name in STATE}
+        segments.insert(slot)
+        slots.append(slot)
+    keys = np.arange(2, 16) * num_steps
+    rows = rows_of(segments, keys, RowForm(num_steps=1, discount=DISCOUNT, burn_in=True))
+    assert rows[HAS_BURN_IN].all()
+    for row, number in enumerate(range(2, 16)):
+        slot, before, lane = slots[number // 2], slots[number // 2 - 1], number % 2
+        expected = np.concatenate([before.arrays[OBSERVATION][:-1, lane], slot.arrays[OBSERVATION][:, lane]])
+        np.testing.assert_array_equal(rows[OBSERVATION][row], expected)
+
+
+def test_an_action_of_a_step_without_a_transition_is_not_read() -> None:
+    filled = Filled(num_segments=NUM_LANES, num_slots=1)
+    mask = filled.segments.arrays["mask"]
+    filled.segments.arrays["action"][~mask] = -7
+    rows = rows_of(filled.segments, filled.keys, RowForm(num_steps=1, discount=DISCOUNT))
+    assert not rows["mask"].all()
+    assert rows["action"].min() == 0
+    assert filled.segments.arrays["action"].min() == -7, "the store keeps what came"
 
 
 def p_value(draws: Draws, keys: np.ndarray, share: np.ndarray) -> float:

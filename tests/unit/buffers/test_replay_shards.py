@@ -142,5 +142,5 @@ def test_large_masses_keep_their_proportions() -> None:
 
 @pytest.mark.parametrize("masses", [{}, {0: 0, 1: 0}])
 def test_shards_without_transitions_give_no_rows(masses: Mapping[int, int]) -> None:
-    with pytest.raises(ValueError, match="none has a transition"):
+    with pytest.raises(ValueError, match="none has a row"):
         Allotment.draw(masses, 4, np.random.default_rng(0))

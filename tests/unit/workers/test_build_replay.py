@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from rlsrl.api.load import load_text
-from rlsrl.api.spec import ReplaySpec
+from rlsrl.api.spec import DqnSpec, ReplaySpec
 from rlsrl.data.slots import rollout_layout
-from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec
+from rlsrl.data.specs import ActionSpec, ArraySpec, EnvSpec, state_specs
+from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.workers.build.replay_stores import replay_layout
+from rlsrl.workers.build.store_files import replay_codec
 
 IMAGE, STACK = 84 * 84, 4
 
@@ -57,3 +59,14 @@ def test_an_action_mask_is_no_stack_of_images_even_if_as_wide() -> None:
     slot = rollout_layout(env_spec, num_steps=32, num_lanes=8)
     layout = replay_layout(environment_of("frameStack: 4, actionMask: legal"), slot, ReplaySpec(capacity=1000))
     assert layout.stacks == {"observation/image": STACK}
+
+
+def test_a_row_that_no_message_holds_is_refused() -> None:
+    """Burn-in makes it twice as long as what an actor sends."""
+    image = ArraySpec(shape=(256, 256, 3), dtype="uint8")
+    env_spec = env_spec_of(observation=image)
+    slot = rollout_layout(env_spec, num_steps=200, num_lanes=1, state=state_specs({"hidden": 8}))
+    environment = environment_of("maxEpisodeSteps: 9")
+    replay_codec(environment, slot, DqnSpec(burn_in=False))
+    with pytest.raises(ConfigurationError, match=r"a drawn row has 78,\d+,\d+ bytes.*lower actors.rolloutLength"):
+        replay_codec(environment, slot, DqnSpec())

@@ -58,12 +58,17 @@ IMAGES = EnvSpec(
 ATARI = ["policy.network={cnn: {}}", "environment.atari={}", "environment.frameStack=4"]
 
 
+LSTM = ["policy.network.recurrent={kind: lstm, size: 512}"]
+"""Whose state takes as much as the observations of its rollouts of 16 steps."""
+
+
 @pytest.mark.parametrize(
     ("overrides", "env_spec", "most"),
     [
         pytest.param([], discrete_env_spec(num_features=4), 10, id="CartPole"),
         pytest.param([], discrete_env_spec(num_features=64), 1.2, id="64 floats"),
         pytest.param(ATARI, IMAGES, 1.01, id="Atari"),
+        pytest.param(LSTM, discrete_env_spec(num_features=64), 1.2, id="LSTM"),
     ],
 )
 def test_pods_request_at_least_the_bytes_of_their_stores(overrides: list[str], env_spec: EnvSpec, most: float) -> None:

@@ -38,7 +38,7 @@ _BY_FIELD = {
     "algorithm.pqn.epsilonSchedule": "end_e eps_end final_epsilon exploration_fraction exploration_final_eps",
     "algorithm.pqn.qLambda": "td_lambda",
     "algorithm.dqn.double": "double_q double_dqn",
-    "algorithm.dqn.burnIn": "replay_burn_in burn_in_length zero_init_states",
+    "algorithm.dqn.burnIn": "replay_burn_in burn_in_length",
     "algorithm.dqn.valueRescaling": "use_h_function value_function_rescaling rescale_rewards",
     "algorithm.dqn.replay.priorities.largestErrorWeight": "eta priority_eta max_error_weight",
     "algorithm.dqn.targetPeriod": "target_update_interval target_network_frequency target_network_update_freq "

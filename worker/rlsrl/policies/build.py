@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlsrl.api.spec import NetworkOutputs
 from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.policies.device import CPU
+from rlsrl.policies.factories import BuiltIn
 from rlsrl.policies.masked import masked_network
 from rlsrl.policies.networks import (
     ACTION_VALUES_HEAD,
@@ -60,7 +61,7 @@ def build_network(
             under its former name, or a head is missing, or not of the shape that ``networks.PolicyNetwork`` says,
             float32 and finite, or the network values actions that are not discrete.
     """
-    name = f"{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', factory)}"
+    name = str(factory) if isinstance(factory, BuiltIn) else _name_of(factory)
     with seeded(seed):
         unmasked, mask = env_spec.unmasked, env_spec.action.mask
         try:
@@ -79,6 +80,10 @@ def build_network(
         if isinstance(network, UnrolledNetwork) and state_sizes_of(network):
             _check_unroll(network, unmasked, name, device)
     return network if mask is None else masked_network(network, mask)
+
+
+def _name_of(factory: Callable[..., Any]) -> str:
+    return f"{getattr(factory, '__module__', '?')}:{getattr(factory, '__qualname__', factory)}"
 
 
 @contextmanager

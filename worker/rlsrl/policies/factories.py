@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pydantic.alias_generators import to_camel
 from torch import nn
+from typing_extensions import override
 
 from rlsrl.api.spec import VALUE_OPTIONS, Network, NetworkOutputs
 from rlsrl.data.specs import EnvSpec
@@ -16,7 +19,23 @@ from rlsrl.policies.networks import MlpActionValues, MlpActorCritic, MlpPolicy
 from rlsrl.policies.recurrent import RecurrentSharedNetwork
 from rlsrl.policies.shared import MlpEncoder, SharedNetwork
 
-Factory = Callable[[EnvSpec], nn.Module]
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A built-in network of a spec."""
+
+    name: str
+    """The field of the spec that describes it."""
+    make: Callable[[EnvSpec], nn.Module]
+
+    def __call__(self, env_spec: EnvSpec) -> nn.Module:
+        """Make the network."""
+        return self.make(env_spec)
+
+    @override
+    def __str__(self) -> str:
+        return self.name
+
 
 _MLPS: Mapping[NetworkOutputs, Callable[..., nn.Module]] = {
     "policy": MlpPolicy,
@@ -33,7 +52,7 @@ _OF_OUTPUTS = {*VALUE_OPTIONS}
 _OF_NETWORK = {"share_layers", "initialization"}
 
 
-def built_in(network: Network, outputs: NetworkOutputs) -> Factory:
+def built_in(network: Network, outputs: NetworkOutputs) -> BuiltIn:
     """Return what makes the network with these outputs, for a spec without ``custom``."""
     name = next(name for name in _ENCODERS if getattr(network, name) is not None)
     block = getattr(network, name)
@@ -41,18 +60,20 @@ def built_in(network: Network, outputs: NetworkOutputs) -> Factory:
     kwargs: dict[str, Any] = block.model_dump(exclude=without)
     options = {option: kwargs.pop(option) for option in VALUE_OPTIONS if option in kwargs}
     encoder = partial(_ENCODERS[name], **kwargs)
-    made: Factory
+    make: Callable[[EnvSpec], nn.Module]
     if network.recurrent is not None:
         recurrent = network.recurrent.model_dump()
-        made = partial(RecurrentSharedNetwork, encoder=encoder, outputs=outputs, **recurrent, **options)
+        make = partial(RecurrentSharedNetwork, encoder=encoder, outputs=outputs, **recurrent, **options)
     elif name == "impala_cnn" or (name == "mlp" and block.share_layers):
-        made = partial(SharedNetwork, encoder=encoder, outputs=outputs, **options)
+        make = partial(SharedNetwork, encoder=encoder, outputs=outputs, **options)
     else:
-        made = partial((_MLPS if name == "mlp" else _CNNS)[outputs], **kwargs, **options)
-    return made if block.initialization == "orthogonal" else partial(_drawn_uniformly, made)
+        make = partial((_MLPS if name == "mlp" else _CNNS)[outputs], **kwargs, **options)
+    if block.initialization == "uniform":
+        make = partial(_drawn_uniformly, make)
+    return BuiltIn(f"policy.network.{to_camel(name)}", make)
 
 
-def _drawn_uniformly(factory: Factory, env_spec: EnvSpec) -> nn.Module:
+def _drawn_uniformly(factory: Callable[[EnvSpec], nn.Module], env_spec: EnvSpec) -> nn.Module:
     """Return the network of a factory, with the first weights that torch gives its layers."""
     network = factory(env_spec)
     for module in network.modules():

@@ -17,6 +17,9 @@ from rlsrl.policies.networks import Observation, orthogonal
 
 SMALLEST_IMAGE = 8
 """The least height and width: with three sections the last has one place then."""
+RESIDUAL_GAIN = 0.1
+"""Of the convolution that ends a residual block. With sqrt(2) six blocks would make the first values ten times as
+large."""
 
 
 class ResidualBlock(nn.Module):
@@ -26,7 +29,7 @@ class ResidualBlock(nn.Module):
         """Keep the number of channels, and height and width."""
         super().__init__()
         self.first = orthogonal(nn.Conv2d(channels, channels, 3, padding=1), math.sqrt(2))
-        self.second = orthogonal(nn.Conv2d(channels, channels, 3, padding=1), math.sqrt(2))
+        self.second = orthogonal(nn.Conv2d(channels, channels, 3, padding=1), RESIDUAL_GAIN)
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
@@ -40,8 +43,8 @@ class ImpalaEncoder(nn.Module):
     """Sections of a convolution, pooling to half the size, and two residual blocks; then a dense layer.
 
     Takes one image, [C, H, W] uint8 (stacked frames are its channels), and scales it to [0, 1]. Orthogonal weights
-    (gain sqrt(2)) and zero biases. With ``precision="bfloat16"`` all computes in bfloat16 (autocast: the weights stay
-    float32).
+    (gain sqrt(2), and ``RESIDUAL_GAIN``) and zero biases. With ``precision="bfloat16"`` all computes in bfloat16
+    (autocast: the weights stay float32).
     """
 
     def __init__(

@@ -114,10 +114,9 @@ class Work:
         workload, costs = self.workload, self.costs
         if workload.replay is None:
             return workload.rank_lanes * workload.lane_bytes * costs.copied_byte_seconds
-        drawn = costs.drawn_row_seconds + workload.replay.row_bytes * costs.copied_byte_seconds
-        if workload.replay.by_priority:
-            drawn += costs.priority_row_seconds
-        return workload.rank_rows * drawn
+        row = costs.drawn_row_seconds + (costs.priority_row_seconds if workload.replay.by_priority else 0.0)
+        step = row / workload.replay.steps_per_row + workload.replay.row_bytes * costs.copied_byte_seconds
+        return workload.rank_rows * step
 
     def reducing(self) -> float:
         """Return each rank's seconds for the collective calls of one batch; 0 with one rank."""

@@ -65,7 +65,9 @@ class ReplayWorkload:
     row_bytes: float
     """Bytes of a drawn transition."""
     by_priority: bool = False
-    """Whether transitions are drawn by priority."""
+    """Whether rows are drawn by priority."""
+    steps_per_row: int = 1
+    """Steps of a row: a recurrent network draws whole rollouts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,6 +336,7 @@ def _replay(spec: ExperimentSpec, env_spec: EnvSpec) -> ReplayWorkload | None:
         most_updates_behind=spec.train_steps_behind,
         row_bytes=2.0 * frames + env_spec.action.array.nbytes,
         by_priority=settings.priorities is not None,
+        steps_per_row=spec.actors.rollout_length if spec.policy.network.state_sizes else 1,
     )
 
 

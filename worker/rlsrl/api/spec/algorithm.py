@@ -52,7 +52,8 @@ class ScheduleSpec(Model):
 
 class PrioritySpec(Model):
     """Draws by priority (Schaul et al. 2016): a transition is drawn in proportion to (its last error + offset) **
-    exponent. New ones have the largest priority that there was. By default all are drawn with the same probability."""
+    exponent. New ones have the largest priority that there was. By default all are drawn with the same probability. A
+    recurrent network draws whole rollouts so."""
 
     exponent: Annotated[float, Field(ge=0, le=1)] = 0.6
     """0 draws all alike, 1 in proportion to their errors (alpha)."""
@@ -75,7 +76,7 @@ class ReplaySpec(Model):
     training."""
     n_step: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
     """Length of the n-step return: rewards that are added up before the value of the next observation. Fewer at the end
-    of an episode, and where the next rollout has not arrived."""
+    of an episode, and where the next rollout has not arrived; with a recurrent network at the end of each rollout."""
     priorities: PrioritySpec | None = None
 
 
@@ -364,7 +365,7 @@ class DqnSpec(ActionValueSettings, ReplaySettings):
     burn_in: bool = True
     """For recurrent networks: whether the first state of a sequence is computed from the rollout before it, by the
     weights in training. Else it is the one with which the actor began."""
-    value_rescaling: bool = False
+    value_rescaling: Annotated[bool, REFUSE] = False
     """Whether the network learns rescaled values, about the square root of returns, so that large rewards need not be
     clipped (Pohlen et al. 2018)."""
     double: bool = True

@@ -110,10 +110,10 @@ def _has_whole_rollouts(name: str) -> Callable[[_Spec], Fault | None]:
         settings = spec.algorithm.chosen
         if not spec.policy.network.state_sizes or spec.algorithm.name != name:
             return None
-        size, together = settings.minibatch_rows, spec.actors.rollout_length * spec.trainers.replicas
-        if size % together == 0:
-            return None
         trainers = spec.trainers.replicas
+        size, together = settings.minibatch_rows, spec.actors.rollout_length * trainers
+        if size % trainers or size % together == 0:  # another rule says that trainers share it evenly
+            return None
         of = "actors.rolloutLength" if trainers == 1 else f"actors.rolloutLength x {trainers} trainers ="
         return Fault(f"{size} is no multiple of {of} {together}", near_multiples(together, size))
 
@@ -126,7 +126,8 @@ def _rule_of_replay(name: str) -> CrossFieldRule:
     return CrossFieldRule(
         at=f"algorithm.{name}.minibatchSize",
         check=_has_whole_rollouts(name),
-        cel=f"!{_IS_RECURRENT} || !has({block}) || {together} < 1 || {block}.minibatchSize % {together} == 0",
+        cel=f"!{_IS_RECURRENT} || !has({block}) || {together} < 1"
+        f" || {block}.minibatchSize % self.trainers.replicas != 0 || {block}.minibatchSize % {together} == 0",
         message="must be a multiple of actors.rolloutLength x trainers.replicas with a recurrent network",
         numbers=(("minibatch", f"{block}.minibatchSize"), ("rollout", "self.actors.rolloutLength")),
     )

@@ -78,21 +78,21 @@ class UniformDraws(Draws):
     def draw(self, num_rows: int, rng: np.random.Generator) -> Drawn:
         """Draw places, and draw those without a row again: all rows keep the same probability."""
         segments, of_segment = self._segments, self._segments.layout.rows_per_segment
-        num_places = segments.layout.num_segments * of_segment
+        places = segments.layout.num_segments * of_segment
         end = segments.next_number * of_segment
-        first = max(0, end - num_places)
+        first = max(0, end - places)
         rows = rng.integers(first, end, num_rows)
-        found = segments.has_row(rows % num_places)
+        found = segments.has_row(rows % places)
         for _ in range(MOST_ATTEMPTS):
             if found.all():
                 break
             missing = np.flatnonzero(~found)
             rows[missing] = again = rng.integers(first, end, missing.size)
-            found[missing] = segments.has_row(again % num_places)
+            found[missing] = segments.has_row(again % places)
         else:
             missing = np.flatnonzero(~found)
             every = np.arange(first, end)
-            rows[missing] = rng.choice(every[segments.has_row(every % num_places)], missing.size)
+            rows[missing] = rng.choice(every[segments.has_row(every % places)], missing.size)
         keys = rows if of_segment > 1 else rows * segments.layout.num_steps
         return Drawn(keys=keys, share=np.full(num_rows, 1.0 / segments.num_rows))
 

@@ -79,7 +79,7 @@ class ReplayLayout:
             capacity: Steps that fit. Steps that only reset an environment take a place, too.
             stacks: Number of images by path, for observations [images, ...] whose step to the next frame drops the
                 first image and adds one; after a reset all images are the same.
-            has_priorities: Whether transitions are drawn by priority.
+            has_priorities: Whether rows are drawn by priority.
 
         Raises:
             ValueError: an observation does not have as many images as ``stacks`` says.

@@ -32,8 +32,8 @@ def largest_ratios(share: NDArray[np.float64], *, size: int) -> list[float]:
 def importance_of(share: NDArray[np.float64], of_ranks: Sequence[Sequence[float]], *, size: int) -> NDArray[np.float32]:
     """Return the importance ratios of rows, [K * size], by the probabilities with which this rank drew them.
 
-    A row's ratio says how much more often it would be drawn if the transitions of all ranks had the same probability.
-    Of R ranks, each draws an equal part of a minibatch from its own store. So among N transitions of all ranks the
+    A row's ratio says how much more often it would be drawn if the rows of all ranks had the same probability. Of R
+    ranks, each draws an equal part of a minibatch from its own store. So among N rows of all ranks the
     ratio is ``R / (N * P(i))``, however many of them each rank has. It is divided by the largest ratio of its minibatch
     over all ranks' rows, as in Schaul et al. 2016, section 3.4: R and N cancel.
 
@@ -120,7 +120,9 @@ def sequences_of(segments: Segments, keys: Indices, form: RowForm) -> Arrays:
     layout, arrays = segments.layout, segments.arrays
     places = keys // layout.num_steps % layout.num_segments
     mask = arrays["mask"][places]
-    rows = {"action": arrays["action"][places], "mask": mask, **_returns(segments, places, mask, form)}
+    action = arrays["action"][places]
+    action[~mask] = 0  # a value that a step without a transition has may be no action
+    rows = {"action": action, "mask": mask, **_returns(segments, places, mask, form)}
     is_first = np.zeros((len(keys), layout.num_steps + 1), np.bool_)
     is_first[:, 1:] = first_frames(mask)
     before, known = places, np.zeros(len(keys), np.bool_)

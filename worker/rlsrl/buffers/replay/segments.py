@@ -151,7 +151,7 @@ class Segments:
         return np.sort((self.arrays[MARK][place] - 1) * self.layout.num_steps + step)
 
     def mean_age(self, keys: Indices) -> float:
-        """Return the mean number of env steps that were stored after the segments of these transitions."""
+        """Return the mean number of env steps that were stored after the segments of these rows."""
         places = keys // self.layout.num_steps % self.layout.num_segments
         return float(self.env_steps - self.arrays[ENV_STEPS][places].mean())
 

@@ -1,8 +1,8 @@
 """Draws over shards: stores with draws of their own, from which rows are drawn as from one store.
 
-A row is drawn in two stages: a shard in proportion to its mass, then a transition by the shard's own draws. A
-transition with the weight w in a shard with the mass m has the probability ``m / sum(m) * w / m = w / sum(m)``, which
-is that of one store with all transitions. If masses are older than draws, they do not cancel. So ``share`` has the
+A row is drawn in two stages: a shard in proportion to its mass, then a row by the shard's own draws. A row with the
+weight w in a shard with the mass m has the probability ``m / sum(m) * w / m = w / sum(m)``, which is that of one store
+with all rows. If masses are older than draws, they do not cancel. So ``share`` has the
 probabilities that were used, and importance ratios stay exact.
 """
 
@@ -39,7 +39,7 @@ class Allotment:
         """
         numbers = np.array(sorted(shard for shard, mass in masses.items() if mass > 0), np.int64)
         if not numbers.size:
-            raise ValueError(f"of {len(masses)} shards, none has a transition")
+            raise ValueError(f"of {len(masses)} shards, none has a row")
         total = sum(masses[shard] for shard in numbers.tolist())
         probabilities = np.array([masses[shard] / total for shard in numbers.tolist()])
         chosen = rng.choice(len(numbers), num_rows, p=probabilities / probabilities.sum())

@@ -41,7 +41,7 @@ class ShardContent(ReplayMessage):
     """What a shard holds. Part of every report of a shard."""
 
     mass: int
-    """The sum of the transitions' weights: see ``Draws.mass``."""
+    """The sum of the rows' weights: see ``Draws.mass``."""
     num_transitions: int
     """Transitions held."""
 
@@ -207,7 +207,9 @@ class ReplayCodec:
         fields_of_row = [[name, spec.to_json()] for name, spec in row.items()]
         self.digest = digest([PROTOCOL, fields_of_row, settings])
         """Both ends must have the same."""
-        self.rows_per_message = max(1, _ROWS_BYTES // sum(spec.nbytes for spec in (_DRAWN | self._row).values()))
+        self.row_bytes = sum(spec.nbytes for spec in (_DRAWN | self._row).values())
+        """Bytes of a row in a message. Must be at most ``MAX_MESSAGE_BYTES``, with room for the header."""
+        self.rows_per_message = max(1, _ROWS_BYTES // self.row_bytes)
         """Most rows of one message."""
 
     def rows(self, arrays: Arrays, *, key: NDArray[np.int64], share: NDArray[np.float64]) -> dict[str, NDArray[Any]]:

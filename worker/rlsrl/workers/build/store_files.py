@@ -20,6 +20,8 @@ from rlsrl.buffers.replay.segments import Segments
 from rlsrl.buffers.replay.store_file import SUFFIX, StoreFile
 from rlsrl.data.slots import SlotLayout
 from rlsrl.data.specs import Arrays, ArraySpec
+from rlsrl.rpc.codec import MAX_HEADER_BYTES
+from rlsrl.rpc.settings import MAX_MESSAGE_BYTES
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.ledger import LedgerPage, TrainerLedger, page_path, read_pages
 from rlsrl.streams.grpc_replay.messages import ReplayCodec
@@ -156,11 +158,21 @@ def row_form_of(settings: AlgorithmSettings, rewards: Callable[[NDArray[np.float
 
 
 def replay_codec(environment: Environment, slot: SlotLayout, settings: AlgorithmSettings) -> ReplayCodec:
-    """Return the messages between a rank and its shards, which must have the same rows."""
+    """Return the messages between a rank and its shards, which must have the same rows.
+
+    Raises:
+        ConfigurationError: a row is larger than a message may be.
+    """
     assert settings.draws_from is not None, "the algorithm replays"
     rows = zero_rows(environment, slot, settings, 1)
     fields = {name: ArraySpec(shape=each.shape[1:], dtype=each.dtype.name) for name, each in rows.items()}
-    return ReplayCodec(fields, [settings.draws_from.model_dump(), settings.discount, settings.reward_clip])
+    codec = ReplayCodec(fields, [settings.draws_from.model_dump(), settings.discount, settings.reward_clip])
+    if codec.row_bytes > (allowed := MAX_MESSAGE_BYTES - MAX_HEADER_BYTES):
+        raise ConfigurationError(
+            f"a drawn row has {codec.row_bytes:,} bytes, and bufferWorkers send at most {allowed:,} in a message; "
+            "lower actors.rolloutLength, or set burnIn to false"
+        )
+    return codec
 
 
 def zero_rows(environment: Environment, slot: SlotLayout, settings: AlgorithmSettings, num_rows: int) -> Arrays:
