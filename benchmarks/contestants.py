@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
+from environments import WITHOUT_VELOCITIES
 from figures import RLSRL, SAMPLE_FACTORY, SINGLE_FILE, SINGLE_FILE_COMPILED, STABLE_BASELINES3, Point
 from greedy import PlayedVersions
 from peer_environments import python_of, requirements_of
@@ -201,7 +202,7 @@ class Peer:
 
     name: str
     programs: Mapping[str, Setting]
-    """By algorithm: its program, and arguments that every run has."""
+    """By ``Workload.program``: its file, and arguments that every run has."""
     ways: tuple[Setting, ...]
     """Ways to use the machine: environments in its own process or in others, few or many torch threads."""
     waiting_ways: tuple[Setting, ...] = ()
@@ -231,8 +232,8 @@ class Peer:
 
     def unable(self, workload: Workload) -> str | None:
         """Return why it has no such program or environment, or None."""
-        if workload.algorithm not in self.programs:
-            return f"{self.name} is not measured with {workload.algorithm}"
+        if workload.program not in self.programs:
+            return f"{self.name} is not measured with {workload.program}"
         if not self.env_ids or workload.env_id in self.env_ids:
             return None
         return f"{self.name} is measured only on {', '.join(self.env_ids)}: its Gymnasium has no {workload.env_id}"
@@ -247,13 +248,13 @@ class Peer:
 
     def inputs(self, workload: Workload, *, seed: int) -> Any:
         """Return its arguments."""
-        return [*workload.peer_arguments(seed=seed), *self.programs[workload.algorithm][1:]]
+        return [*workload.peer_arguments(seed=seed), *self.programs[workload.program][1:]]
 
     def command(self, workload: Workload, setting: Setting, folder: Path, *, seed: int) -> list[str]:
         """Return the command of the peer's program."""
         del folder
         words = [*self.inputs(workload, seed=seed), *setting]
-        program = self.programs[workload.algorithm][0]
+        program = self.programs[workload.program][0]
         return [str(self.python(self.pins or self.name)), str(HERE / program), *words]
 
     def environment(self) -> Mapping[str, str]:
@@ -301,6 +302,7 @@ PEERS: tuple[Peer, ...] = (
         name=STABLE_BASELINES3,
         programs={
             "ppo": ("stable_baselines3_ppo.py",),
+            "ppo, lstm": ("stable_baselines3_recurrent_ppo.py",),
             "dqn": ("stable_baselines3_replay.py",),
             "sac": ("stable_baselines3_replay.py",),
             "td3": ("stable_baselines3_replay.py",),
@@ -311,6 +313,7 @@ PEERS: tuple[Peer, ...] = (
         name=SINGLE_FILE,
         programs={
             "ppo": ("reference_ppo.py", "--no-clip-value-loss"),
+            **dict.fromkeys(("ppo, lstm", "ppo, gru"), ("reference_recurrent_ppo.py", "--no-clip-value-loss")),
             "dqn": ("reference_dqn.py",),
             "sac": ("reference_twin_critics.py",),
             "td3": ("reference_twin_critics.py",),
@@ -326,10 +329,10 @@ PEERS: tuple[Peer, ...] = (
     ),
     Peer(
         name=SAMPLE_FACTORY,
-        programs={"ppo": ("sample_factory_appo.py",)},
+        programs=dict.fromkeys(("ppo", "ppo, lstm", "ppo, gru"), ("sample_factory_appo.py",)),
         ways=(("--serial",), *_workers(*UP_TO_CORES)),
         waiting_ways=_workers(8, 16),  # a worker waits for its environments one after the other
-        env_ids=("CartPole-v1", "ALE/Pong-v5"),
+        env_ids=("CartPole-v1", "ALE/Pong-v5", WITHOUT_VELOCITIES),
         is_optional=True,
     ),
 )

@@ -12,6 +12,22 @@ ATARI_ARGUMENTS: dict[str, Any] = {"frameskip": 1, "repeat_action_probability": 
 """Arguments of a game without its own frame skip: the preprocessing skips frames."""
 
 
+WITHOUT_VELOCITIES = "CartPole-without-velocities"
+"""CartPole whose observations have the position and the angle alone."""
+
+
+class PositionsOnly(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Leaves the velocities out. Gymnasium before 1.0 has this wrapper, too."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        space: Any = env.observation_space
+        self.observation_space = gymnasium.spaces.Box(space.low[[0, 2]], space.high[[0, 2]])
+
+    def observation(self, observation: Any) -> Any:
+        return observation[[0, 2]]
+
+
 class SlowEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment whose step sleeps for ``seconds``, like a remote simulator or a robot."""
 
@@ -31,6 +47,8 @@ def make(env_id: str, *, step_seconds: float = 0.0) -> gymnasium.Env[Any, Any]:
     """
     if env_id.startswith("ALE/"):
         return _atari(env_id)
+    if env_id == WITHOUT_VELOCITIES:
+        return PositionsOnly(gymnasium.make("CartPole-v1", disable_env_checker=True))
     env = gymnasium.make(env_id, disable_env_checker=True)
     return SlowEnv(env, step_seconds) if step_seconds else env
 

@@ -187,6 +187,13 @@ COMPARISONS: Mapping[str, Comparison] = {
         run_seconds=1200.0,
         has_control=True,
     ),
+    "cartpole-recurrent": Comparison(
+        workload=replace(WORKLOADS["M1"], goal=475.0, total_steps=2_000_000),
+        seeds=20,
+        most_seeds=60,
+        run_seconds=1800.0,
+        narrow=1.8,
+    ),
     "halfcheetah": Comparison(
         workload=replace(WORKLOADS["W3"], total_steps=1_000_000), seeds=10, most_seeds=30, run_seconds=3600.0
     ),

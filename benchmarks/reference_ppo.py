@@ -38,8 +38,8 @@ NORMALIZED_RANGE = 10.0
 RETURN_WINDOW = 100
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env-id", required=True)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--step-seconds", type=float, default=0.0, help="seconds that each environment step sleeps")
@@ -71,7 +71,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--normalize", action=argparse.BooleanOptionalAction, default=True, help="normalise observations and rewards"
     )
-    return parser.parse_args()
+    return parser
+
+
+def arguments() -> argparse.Namespace:
+    return parser_of(__doc__).parse_args()
 
 
 def tell_mujoco_warnings() -> None:
@@ -174,7 +178,7 @@ class Trainer:
         self.rng = np.random.default_rng(args.seed)
         self.envs = make_envs(args)
         self.device = torch.device(args.device)
-        self.agent = (PixelAgent(self.envs) if args.network == "cnn" else Agent(self.envs)).to(self.device)
+        self.agent = self.make_agent().to(self.device)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=args.learning_rate, eps=1e-5)
         self.is_image = args.network == "cnn"
         self.observation = self.as_tensor(self.envs.reset(seed=args.seed)[0])
@@ -182,6 +186,9 @@ class Trainer:
         self.env_steps = 0
         self.num_episodes = 0
         self.returns: deque[float] = deque(maxlen=RETURN_WINDOW)
+
+    def make_agent(self) -> nn.Module:
+        return PixelAgent(self.envs) if self.args.network == "cnn" else Agent(self.envs)
 
     def as_tensor(self, observation: Any) -> Tensor:
         if self.is_image:
@@ -224,7 +231,7 @@ class Trainer:
     def advantages(self, rows: dict[str, Tensor]) -> Tensor:
         """Return generalised advantages. The value after a step is that of the next row's observation."""
         args = self.args
-        following_value = torch.cat([rows["value"][1:], self.agent(self.observation)[1][None]])
+        following_value = torch.cat([rows["value"][1:], self.last_value()[None]])
         delta = rows["reward"] + args.discount * following_value * ~rows["terminated"] - rows["value"]
         advantage, accumulated = torch.zeros_like(delta), torch.zeros(args.num_envs, device=self.device)
         for t in reversed(range(args.num_steps)):
@@ -232,6 +239,11 @@ class Trainer:
             accumulated = delta[t] + args.discount * args.gae_lambda * goes_on * accumulated
             advantage[t] = accumulated
         return advantage
+
+    def last_value(self) -> Tensor:
+        """Return the value of the observation after the last step."""
+        _, value = self.agent(self.observation)
+        return value  # type: ignore[no-any-return]
 
     def count(self, info: dict[str, Any], num_transitions: int) -> None:
         self.env_steps += num_transitions
@@ -252,9 +264,14 @@ class Trainer:
                 if len(chosen) > 1:
                     self.minibatch_step({name: array[chosen] for name, array in rows.items()})
 
+    def evaluated(self, rows: dict[str, Tensor]) -> tuple[dict[str, Tensor], Distribution, Tensor]:
+        """Return the transitions of a minibatch, and what the network says of them now."""
+        distribution, value = self.agent(rows["observation"])
+        return rows, distribution, value
+
     def minibatch_step(self, rows: dict[str, Tensor]) -> None:
         args = self.args
-        distribution, value = self.agent(rows["observation"])
+        rows, distribution, value = self.evaluated(rows)
         ratio = (distribution.log_prob(rows["action"]) - rows["log_prob"]).exp()
         advantage = (rows["advantage"] - rows["advantage"].mean()) / (rows["advantage"].std() + 1e-8)
         clipped_ratio = ratio.clamp(1.0 - args.clip_range, 1.0 + args.clip_range)
@@ -272,10 +289,9 @@ class Trainer:
         self.optimizer.step()
 
 
-def main() -> None:
-    args = arguments()
+def main(args: argparse.Namespace, kind: type[Trainer] = Trainer) -> None:
     tell_mujoco_warnings()
-    trainer, began, lines = Trainer(args), time.monotonic(), []
+    trainer, began, lines = kind(args), time.monotonic(), []
     while trainer.env_steps < args.total_steps and not trainer.reached(args.goal):
         trainer.iterate()
         mean = float(np.mean(trainer.returns)) if trainer.returns else math.nan
@@ -294,4 +310,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(arguments())

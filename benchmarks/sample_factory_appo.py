@@ -43,6 +43,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--serial", action="store_true", help="everything in one process, in turn")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of the network")
     parser.add_argument("--network", choices=["mlp", "cnn"], default="mlp")
+    parser.add_argument("--recurrent", choices=["gru", "lstm"], help="a recurrent layer of 64 units behind 64 x tanh")
+    parser.add_argument("--sequence-length", type=int, default=16)
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--num-steps", type=int, default=128, help="steps of each environment in an iteration")
     parser.add_argument("--epochs", type=int, default=4)
@@ -76,8 +78,8 @@ def words_of(args: argparse.Namespace) -> list[str]:
         "num_envs_per_worker": envs_each,
         "worker_num_splits": 1 if args.serial or envs_each % 2 else 2,
         "rollout": args.num_steps,
-        "recurrence": 1,
-        "use_rnn": False,
+        "recurrence": args.sequence_length if args.recurrent else 1,
+        "use_rnn": args.recurrent is not None,
         "batch_size": args.minibatch_size,
         "num_batches_per_epoch": args.num_envs * args.num_steps // args.minibatch_size,
         "num_epochs": args.epochs,
@@ -97,11 +99,14 @@ def words_of(args: argparse.Namespace) -> list[str]:
         "train_for_env_steps": args.total_steps,
         "log_to_file": False,
     }
-    return [f"--{name}={value}" for name, value in options.items()] + network_words(args.network)
+    return [f"--{name}={value}" for name, value in options.items()] + network_words(args.network, args.recurrent)
 
 
-def network_words(network: str) -> list[str]:
-    """Return the arguments for two towers of 64 x 64 tanh, or for the network of Mnih et al. (2015)."""
+def network_words(network: str, recurrent: str | None) -> list[str]:
+    """Return the arguments for two towers of 64 x 64 tanh, the network of Mnih et al. (2015), or a recurrent one."""
+    if recurrent is not None:
+        layers = ["--encoder_mlp_layers", "64", "--nonlinearity=tanh", "--actor_critic_share_weights=True"]
+        return [*layers, f"--rnn_type={recurrent}", "--rnn_size=64", "--rnn_num_layers=1"]
     if network == "cnn":
         body = ["--encoder_conv_architecture=convnet_atari", "--encoder_conv_mlp_layers", "512", "--obs_scale=255.0"]
         return [*body, "--nonlinearity=relu", "--actor_critic_share_weights=True"]

@@ -18,6 +18,7 @@ import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import environments
 import numpy as np
@@ -63,8 +64,8 @@ class Curve(BaseCallback):
         return float(np.mean(finished)) if finished else math.nan
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env-id", required=True)
     parser.add_argument("--step-seconds", type=float, default=0.0, help="seconds that each environment step sleeps")
     parser.add_argument("--seed", type=int, default=1)
@@ -93,11 +94,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--normalize", action=argparse.BooleanOptionalAction, default=True, help="normalise observations and rewards"
     )
-    return parser.parse_args()
+    return parser
 
 
-def main() -> None:
-    args = arguments()
+def main(args: argparse.Namespace, kind_of_model: Any = PPO, policy: str | None = None, **network: Any) -> None:
+    """Train a model. ``policy`` and ``network``: its policy class and keyword arguments, if not the default ones."""
     torch.set_num_threads(args.threads)
     made = functools.partial(environments.make, args.env_id, step_seconds=args.step_seconds)
     kind = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}[args.vector]
@@ -107,9 +108,10 @@ def main() -> None:
     if args.normalize:
         envs = VecNormalize(envs, gamma=args.discount, clip_obs=10.0)
     rate = args.learning_rate
-    model = PPO(
-        {"mlp": "MlpPolicy", "cnn": "CnnPolicy"}[args.network],
+    model = kind_of_model(
+        policy or {"mlp": "MlpPolicy", "cnn": "CnnPolicy"}[args.network],
         envs,
+        policy_kwargs=network or None,
         learning_rate=(lambda remaining: rate * remaining) if args.anneal else rate,
         n_steps=args.num_steps,
         batch_size=args.minibatch_size,
@@ -135,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(parser_of(__doc__).parse_args())

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from environments import ATARI_ARGUMENTS
+from environments import ATARI_ARGUMENTS, WITHOUT_VELOCITIES
 from typing_extensions import override
 
 ENDLESS_STEPS = 1_000_000_000
@@ -62,6 +62,11 @@ class Workload(ABC):
     def evaluations(self) -> tuple[int, int]:
         """The env steps between two evaluations without exploration, and the episodes of each. (0, 0): none."""
         return 0, 0
+
+    @property
+    def program(self) -> str:
+        """Which of a peer's programs runs it."""
+        return self.algorithm
 
     @property
     @abstractmethod
@@ -138,6 +143,8 @@ class Workload(ABC):
         if self.step_seconds:
             kwargs = {"env_id": self.env_id, "step_seconds": self.step_seconds}
             return {"factory": "environments:make", "kwargs": kwargs}
+        if self.env_id == WITHOUT_VELOCITIES:
+            return {"factory": "environments:make", "kwargs": {"env_id": self.env_id}}
         if self.network == "cnn":
             # The same Gymnasium wrappers as in `environments.make`. The algorithm clips the reward.
             return {"id": self.env_id, "kwargs": dict(ATARI_ARGUMENTS), "atari": {}, "frameStack": 4}
@@ -155,6 +162,15 @@ class PpoWorkload(Workload):
     entropy_coefficient: float = 0.0
     normalize: bool = False
     """Whether running statistics normalise observations and rewards."""
+    recurrent: Literal["gru", "lstm"] | None = None
+    """A recurrent layer of 64 units behind one hidden layer of 64, which policy and value share."""
+    sequence_length: int = 16
+    """Steps of the sequences that a recurrent network is trained on."""
+
+    @property
+    @override
+    def program(self) -> str:
+        return self.algorithm if self.recurrent is None else f"{self.algorithm}, {self.recurrent}"
 
     @property
     @override
@@ -166,6 +182,8 @@ class PpoWorkload(Workload):
         network: dict[str, Any] = {"mlp": {"hiddenSizes": [64, 64], "activation": "tanh"}}
         if self.network == "cnn":
             network = {"cnn": {"precision": "bfloat16"}}
+        elif self.recurrent is not None:
+            network = {"mlp": {"hiddenSizes": [64]}, "recurrent": {"kind": self.recurrent, "size": 64}}
         return {"network": network, "normalizeObservations": self.normalize}
 
     @override
@@ -181,6 +199,7 @@ class PpoWorkload(Workload):
             "normalizeRewards": self.normalize,
             "epochs": self.epochs,
             "minibatchSize": self.minibatch_size,
+            **({} if self.recurrent is None else {"sequenceLength": self.sequence_length}),
             **clipped,
         }
         return {"ppo": settings}
@@ -204,7 +223,11 @@ class PpoWorkload(Workload):
             "clip-range": self.clip_range,
             "network": self.network,
             "device": self.device,
+            **self._recurrent_options(),
         }
+
+    def _recurrent_options(self) -> dict[str, Any]:
+        return {} if self.recurrent is None else {"recurrent": self.recurrent, "sequence-length": self.sequence_length}
 
     @override
     def _peer_flags(self) -> tuple[str, ...]:
@@ -315,6 +338,7 @@ _PONG: dict[str, Any] = {
     "trial_seconds": 8.0,
 }
 _W1: dict[str, Any] = {**_CARTPOLE, "num_envs": 8, "num_steps": 128, "minibatch_size": 256, "epochs": 4}
+_M1: dict[str, Any] = {**_W1, "env_id": WITHOUT_VELOCITIES}
 _B1: dict[str, Any] = {**_CARTPOLE, "num_envs": 64, "num_steps": 64, "minibatch_size": 1024, "epochs": 1, "actors": 2}
 _W2: dict[str, Any] = {**_PONG, "num_envs": 8, "num_steps": 128, "minibatch_size": 256, "epochs": 4}
 _B2: dict[str, Any] = {**_PONG, "num_envs": 16, "num_steps": 64, "minibatch_size": 512, "epochs": 1, "actors": 2}
@@ -390,6 +414,8 @@ _ALL = (
         trial_seconds=2.0,
         **_W1,
     ),
+    PpoWorkload(name="M1", title="CartPole without velocities, LSTM, as W1", recurrent="lstm", **_M1),
+    PpoWorkload(name="M1G", title="M1 with a GRU", recurrent="gru", **_M1),
     ReplayWorkload(
         name="S1",
         title="SAC, HalfCheetah, minibatch 256, an update an env step",

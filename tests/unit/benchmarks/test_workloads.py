@@ -8,6 +8,7 @@ import bench
 import pytest
 import reference_dqn
 import reference_ppo
+import reference_recurrent_ppo
 import reference_twin_critics
 import torch
 import yaml
@@ -26,7 +27,7 @@ def told(workload: Workload) -> RLExperiment:
 
 
 def test_all_workloads_are_there_in_order() -> None:
-    names = "W1 B1 B1N W2 B2 W3 W4-16 W4-64 R1 RB1 R2 G2 L S1 D1 D2"
+    names = "W1 B1 B1N W2 B2 W3 W4-16 W4-64 R1 RB1 R2 G2 L M1 M1G S1 D1 D2"
     assert list(WORKLOADS) == names.split()
     assert all(name == workload.name for name, workload in WORKLOADS.items())
 
@@ -44,6 +45,8 @@ def test_all_workloads_are_there_in_order() -> None:
         ("R1", 8, 128, 256, 4),
         ("RB1", 64, 64, 1024, 1),
         ("R2", 8, 128, 256, 4),
+        ("M1", 8, 128, 256, 4),
+        ("M1G", 8, 128, 256, 4),
     ],
 )
 def test_workloads_have_their_agreed_sizes(
@@ -61,8 +64,13 @@ def test_peers_get_the_same_inputs_as_rlsrl(name: str, monkeypatch: pytest.Monke
     workload = WORKLOADS[name]
     (single,) = [peer for peer in PEERS if peer.name == SINGLE_FILE]
     monkeypatch.setattr("sys.argv", ["reference_ppo.py", *single.inputs(workload, seed=7)])
-    peer, spec = reference_ppo.arguments(), told(workload).spec
+    is_recurrent = workload.program != workload.algorithm
+    peer, spec = (reference_recurrent_ppo if is_recurrent else reference_ppo).arguments(), told(workload).spec
     ppo = spec.algorithm.chosen
+    if is_recurrent:
+        recurrent = spec.policy.network.recurrent
+        assert (peer.recurrent, peer.recurrent_size) == (recurrent.kind, recurrent.size)
+        assert peer.sequence_length == ppo.sequence_length == 16
     assert (peer.seed, peer.num_envs, peer.num_steps) == (
         spec.seed,
         spec.actors.num_environments,
