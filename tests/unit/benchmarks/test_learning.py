@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,13 +108,20 @@ def test_the_single_file_is_held_against_another_library(
     assert sorted(made()) == sorted(f"{SINGLE_FILE} {seed}" for seed in (1, 1, 2, 2, 3, 3))
 
 
+def text_of(program: Path) -> str:
+    """Return the text of a program, with that of the programs that it imports."""
+    own = program.read_text()
+    imported = (program.with_name(f"{name}.py") for name in re.findall(r"^from (\w+) import", own, re.MULTILINE))
+    return own + "".join(path.read_text() for path in imported if path.exists())
+
+
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_programs_that_are_held_know_their_options(name: str) -> None:
     comparison = COMPARISONS[name]
     for held in programs_held(comparison):
         _, program, *words = held.contestant.command(held.workload, held.setting, Path(), seed=1)
         options = {word.replace("--no-", "--") for word in words if word.startswith("--")}
-        assert {option for option in options if f'"{option}"' not in Path(program).read_text()} == set()
+        assert {option for option in options if f'"{option}"' not in text_of(Path(program))} == set()
         assert held.setting in held.contestant.settings(held.workload)
         assert ("--plain" in options) == (comparison.workload.algorithm == "dqn")
 
@@ -133,6 +141,7 @@ def test_a_control_that_learns_better_makes_the_check_worthless(tmp_path: Path, 
 def test_with_a_goal_more_is_worse_and_without_one_less() -> None:
     assert {name: each.worse for name, each in COMPARISONS.items()} == {
         "cartpole": "higher",
+        "cartpole-recurrent": "higher",
         "halfcheetah": "lower",
         "pong": "lower",
         "cartpole-dqn": "higher",
@@ -185,7 +194,7 @@ def test_the_single_file_knows_its_options_and_has_one_thread(name: str) -> None
     _, single = programs_of(comparison)
     _, program, *words = single.contestant.command(comparison.workload, single.setting, Path(), seed=1)
     options = {word.replace("--no-", "--") for word in words if word.startswith("--")}
-    assert {option for option in options if f'"{option}"' not in Path(program).read_text()} == set()
+    assert {option for option in options if f'"{option}"' not in text_of(Path(program))} == set()
     assert words[words.index("--threads") + 1] == "1"
     assert ("--vector" in options) == (comparison.workload.algorithm == "ppo")
 
