@@ -19,9 +19,12 @@ from rlsrl.algorithms.learner import Learner
 from rlsrl.algorithms.ppo import Ppo
 from rlsrl.algorithms.sequences import Sequences
 from rlsrl.api.spec import AlgorithmNeeds, AlgorithmSpec, CustomAlgorithmSpec, NetworkOutputs
+from rlsrl.buffers.replay.layout import ReplayLayout
+from rlsrl.buffers.replay.rows import IMPORTANCE, RowForm, sequences_of
+from rlsrl.buffers.replay.segments import Segments
 from rlsrl.data.random_slots import random_slot
-from rlsrl.data.slots import is_state_field
-from rlsrl.data.specs import EnvSpec, state_specs
+from rlsrl.data.slots import ProducerId, is_state_field, rollout_layout
+from rlsrl.data.specs import Arrays, EnvSpec, state_specs
 from rlsrl.data.version import Version
 from rlsrl.parameters.protocols import Parameters
 from rlsrl.policies.build import build_network, seeded
@@ -108,6 +111,12 @@ KINDS: dict[str, tuple[EnvSpec, Any, NetworkOutputs, Callable[[TorchPolicy, int]
     ),
     "two groups": (discrete_env_spec(), MlpPolicy, "policy", two_groups_of),
     "dqn": (masked_env_spec(), MlpActionValues, "actionValues", replaying(dqn={"targetPeriod": 3})),
+    "r2d2": (
+        discrete_env_spec(),
+        partial(RecurrentSharedNetwork, encoder=MlpEncoder, outputs="actionValues", kind="gru", size=SIZE),
+        "actionValues",
+        replaying(dqn={"targetPeriod": 3, "minibatchSize": ROWS * STEPS, "valueRescaling": True}),
+    ),
     "sac": (masked_env_spec(), MlpPolicy, "policy", replaying(sac={"critic": CRITIC, "tau": 0.5})),
     # Two ranks draw other noise than one does, so the target's noise is 0 here.
     "td3": (
@@ -117,8 +126,35 @@ KINDS: dict[str, tuple[EnvSpec, Any, NetworkOutputs, Callable[[TorchPolicy, int]
         replaying(td3={"critic": CRITIC, "tau": 0.5, "policyPeriod": 2, "targetDeviation": 0}),
     ),
 }
-REPLAYED = {"dqn": masked_rows, "sac": masked_rows, "td3": vector_rows}
-"""By kind: rows without their outcomes, for their number and a seed."""
+
+
+def of_transitions(rows: Callable[[int, int], Arrays]) -> Callable[[int], Arrays]:
+    """Return what makes the rows of a batch with a seed, by observations and actions for their number and a seed."""
+    return lambda seed: with_outcomes(rows(UPDATES * ROWS, seed), seed)
+
+
+def sequences(seed: int) -> Arrays:
+    """Return sequences that were drawn from a store with three rollouts of each lane."""
+    env_spec, state = discrete_env_spec(), state_specs({"hidden": SIZE})
+    layout = rollout_layout(env_spec, num_steps=STEPS, num_lanes=LANES, state=state)
+    store = ReplayLayout.of(layout, capacity=3 * STEPS * LANES)
+    segments, rng = Segments(store, bytearray(store.nbytes)), np.random.default_rng(seed)
+    for number in range(3):
+        slot = random_slot(env_spec, num_steps=STEPS, num_lanes=LANES, rng=rng, state=state)
+        slot.producer, slot.sequence = ProducerId(0, 0), number
+        segments.insert(slot)
+    keys = rng.integers(0, 3 * LANES, UPDATES * ROWS) * STEPS
+    rows = sequences_of(segments, keys, RowForm(num_steps=2, discount=0.9, burn_in=True))
+    return {**rows, IMPORTANCE: rng.uniform(0.1, 1.0, len(keys)).astype(np.float32)}
+
+
+REPLAYED: dict[str, Callable[[int], Arrays]] = {
+    "dqn": of_transitions(masked_rows),
+    "r2d2": sequences,
+    "sac": of_transitions(masked_rows),
+    "td3": of_transitions(vector_rows),
+}
+"""By kind: the rows of a batch, for a seed."""
 
 
 def everything(learner: Learner) -> dict[str, np.ndarray]:
@@ -136,7 +172,7 @@ def batches(kind: str, poison: int | None) -> list[dict[str, np.ndarray]]:
 
 def _batch(kind: str, seed: int) -> dict[str, np.ndarray]:
     if kind in REPLAYED:
-        return dict(with_outcomes(REPLAYED[kind](UPDATES * ROWS, seed), seed))
+        return dict(REPLAYED[kind](seed))
     rng = np.random.default_rng(seed)
     state = state_specs({"hidden": SIZE, "cell": SIZE}) if kind == "recurrent" else None
     return random_slot(discrete_env_spec(), num_steps=STEPS, num_lanes=LANES, rng=rng, state=state).arrays

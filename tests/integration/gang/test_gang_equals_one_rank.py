@@ -14,7 +14,7 @@ from rlsrl.runtime.process import worker_environment
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
 COMPILED_SCRIPT = Path(__file__).with_name("compiled_rank_script.py")
-REPLAYED = ("dqn", "sac", "td3")
+REPLAYED = ("dqn", "r2d2", "sac", "td3")
 KINDS = ("ppo", "recurrent", "two groups", *REPLAYED)
 TORCHRUN = [
     "-m",
