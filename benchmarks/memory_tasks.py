@@ -80,6 +80,7 @@ TASKS: Mapping[str, Task] = {
             "V-trace, GRU": Variant(
                 example=CUE,
                 changes=(f"algorithm={{vtrace: {CUE_VTRACE}}}", "actors.rolloutLength=32"),
+                env_steps=500_000,
                 least=0.95,
             ),
             "R2D2, GRU": Variant(example=CUE_DQN, least=0.95),
