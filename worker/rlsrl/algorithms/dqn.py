@@ -143,7 +143,6 @@ def _rows_of(policy: TorchPolicy, settings: DqnSpec, num_ranks: int) -> ValueRow
         minibatch_size=size,
         num_ranks=num_ranks,
         double=double,
-        burn_in=settings.burn_in,
         largest_error_weight=priorities.largest_error_weight,
     )
 

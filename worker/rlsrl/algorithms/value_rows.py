@@ -17,6 +17,7 @@ from rlsrl.algorithms.base import INDEX, WEIGHT, Batch, Reduce, Tensors
 from rlsrl.algorithms.rows import IMPORTANCE_EXPONENT, corrected_weights, drawn_batch, drawn_schedule
 from rlsrl.algorithms.unrolling import Unrolling
 from rlsrl.buffers.replay.rows import FOLLOWING, IMPORTANCE, NEXT
+from rlsrl.data.sequences import HAS_BURN_IN
 from rlsrl.data.specs import Arrays
 from rlsrl.policies.device import to_device
 from rlsrl.policies.networks import Heads
@@ -129,7 +130,6 @@ class DrawnSequences(ValueRows):
         minibatch_size: int,
         num_ranks: int,
         double: bool,
-        burn_in: bool,
         largest_error_weight: float,
     ) -> None:
         """See ``ValueRows``.
@@ -139,13 +139,11 @@ class DrawnSequences(ValueRows):
             minibatch_size: Steps of a minibatch, of all ranks together.
             num_ranks: Ranks that share each minibatch evenly.
             double: Whether the network chooses the actions that the target network values.
-            burn_in: Whether rows have the frames of the segment before: see ``RowForm.burn_in``.
             largest_error_weight: Of a sequence's largest error in the one by which it is drawn; its mean error has the
                 rest.
         """
         super().__init__(policy, minibatch_size=minibatch_size, num_ranks=num_ranks, double=double)
         self._unrolling = Unrolling(policy)
-        self._burns_in = burn_in
         self._largest_error_weight = largest_error_weight
 
     @override
@@ -175,7 +173,7 @@ class DrawnSequences(ValueRows):
 
     @override
     def valued(self, vector: Tensor, target: Tensor, minibatch: Tensors) -> ValuedSteps:
-        burn_in = minibatch["reward"].shape[1] if self._burns_in else 0
+        burn_in = minibatch["reward"].shape[1] if HAS_BURN_IN in minibatch else 0
         heads = self._unrolling.after_burn_in(vector, minibatch, burn_in)
         place = minibatch[FOLLOWING].T
         with torch.no_grad():
