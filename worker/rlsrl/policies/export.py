@@ -82,15 +82,8 @@ def export_dense(
     if last is None:
         raise ValueError(f"{name} must end with the nn.Linear whose outputs are the logits or means")
     last_layer = _dense_layer(*last, _last_activation(action), layout, means_of=quantiles)
-    return ExportedActor(
-        layout=layout.digest,
-        num_parameters=layout.num_parameters,
-        observation=dict(observation),
-        layers=(*hidden, last_layer),
-        head=CategoricalHead(num_actions=last_layer.out_size, is_values=True)
-        if is_values
-        else _head(last_layer.out_size, log_std, layout, action),
-    )
+    head = _head(last_layer.out_size, log_std, layout, action, is_values=is_values)
+    return _actor((*hidden, last_layer), head, layout, observation)
 
 
 def export_recurrent(
@@ -165,15 +158,24 @@ def export_shared(
     layers, dangling = _dense_layers(hidden, of_hidden, layout)
     if dangling is not None:
         raise ValueError(f"{of_hidden} must end with an activation")
+    between = () if recurrent is None else (recurrent,)
     last_layer = _dense_layer(of_last, last, _last_activation(action), layout, means_of=quantiles)
+    head = _head(last_layer.out_size, log_std, layout, action, is_values=is_values)
+    return _actor((*layers, *between, last_layer), head, layout, observation)
+
+
+def _actor(
+    layers: tuple[DenseLayer | RecurrentLayer, ...],
+    head: Head,
+    layout: FlatLayout,
+    observation: Mapping[str, ArraySpec],
+) -> ExportedActor:
     return ExportedActor(
         layout=layout.digest,
         num_parameters=layout.num_parameters,
         observation=dict(observation),
-        layers=(*layers, *([] if recurrent is None else [recurrent]), last_layer),
-        head=CategoricalHead(num_actions=last_layer.out_size, is_values=True)
-        if is_values
-        else _head(last_layer.out_size, log_std, layout, action),
+        layers=layers,
+        head=head,
     )
 
 
@@ -214,7 +216,11 @@ def _check_norm(name: str, module: nn.LayerNorm, size: int) -> None:
         raise ValueError(f"{name} is {module}; an exported nn.LayerNorm has size {size}, eps {NORM_EPSILON} and a bias")
 
 
-def _head(num_outputs: int, log_std: str | None, layout: FlatLayout, action: ActionSpec | None) -> Head:
+def _head(
+    num_outputs: int, log_std: str | None, layout: FlatLayout, action: ActionSpec | None, *, is_values: bool
+) -> Head:
+    if is_values:
+        return CategoricalHead(num_actions=num_outputs, is_values=True)
     joint = None if action is None or action.kind != "joint" else action
     num_means = num_outputs if joint is None else joint.num_constant_deviations
     if log_std is not None and layout.shapes.get(log_std) != (num_means,):
