@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -24,7 +23,7 @@ from rlsrl.data.episodes import EndedEpisodes
 from rlsrl.data.version import Version
 from rlsrl.runtime.errors import ConfigurationError
 from rlsrl.runtime.metrics import Metrics
-from rlsrl.testing.replay import SlotSource, empty_replay_store
+from rlsrl.testing.replay import LedgerTerms, SlotSource, empty_replay_store
 from rlsrl.testing.waiting import DEADLINE_SECONDS
 from rlsrl.workers.experience import TrainingBatch
 from rlsrl.workers.progress import Progress, StopConditions
@@ -34,23 +33,6 @@ from rlsrl.workers.replay_store import Drawing, LocalStore
 STEPS, LANES = 5, 2
 UPDATES, ROWS = 3, 4
 FORM = RowForm(num_steps=2, discount=0.9)
-
-
-class Counts:
-    """Stands for the trainer's ledger."""
-
-    def __init__(self) -> None:
-        self.terms: Counter[str] = Counter()
-
-    def trained(self, num_transitions: int, *, num_untrained: int = 0) -> None:
-        self.terms["trained"] += num_transitions
-        assert num_untrained == 0
-
-    def dropped(self, reason: str, num_transitions: int) -> None:
-        self.terms[reason] += num_transitions
-
-    def snapshot(self) -> dict[str, Any]:
-        return dict(self.terms)
 
 
 ENDLESS = StopConditions(episodes=3, return_mean=None, env_steps=None, train_steps=None, wall_seconds=None)
@@ -75,7 +57,7 @@ class Bench:
             folder, ReplayLayout.of(self.source.layout, capacity=capacity, has_priorities=by_priority)
         )
         self.segments = store.segments
-        self.ledger = Counts()
+        self.ledger = LedgerTerms()
         drawing = Drawing(updates=UPDATES, minibatch_rows=ROWS, by_priority=by_priority)
         draws = (
             PrioritizedDraws(self.segments, exponent=1.0, offset=1e-9) if by_priority else UniformDraws(self.segments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from rlsrl.data.random_slots import random_slot
 from rlsrl.data.slots import ProducerId, Slot, rollout_layout
 from rlsrl.data.specs import ArraySpec
 from rlsrl.runtime.metrics import Metrics
-from rlsrl.testing.replay import empty_replay_store
+from rlsrl.testing.replay import LedgerTerms, empty_replay_store
 from rlsrl.testing.rollouts import discrete_env_spec
 from rlsrl.workers.stored_transitions import Settlement, StoredTransitions
 
@@ -24,29 +23,12 @@ NUM_STEPS, NUM_LANES, NUM_SEGMENTS = 6, 2, 8
 STATE = {"hidden": ArraySpec(shape=(3,), dtype="float32")}
 
 
-class Counts:
-    """Stands for the ledger."""
-
-    def __init__(self) -> None:
-        self.terms: Counter[str] = Counter()
-
-    def trained(self, num_transitions: int, *, num_untrained: int = 0) -> None:
-        self.terms["trained"] += num_transitions
-        assert num_untrained == 0
-
-    def dropped(self, reason: str, num_transitions: int) -> None:
-        self.terms[reason] += num_transitions
-
-    def snapshot(self) -> dict[str, int]:
-        return dict(self.terms)
-
-
 class Bench:
     def __init__(self, folder: Path) -> None:
         layout = rollout_layout(ENV_SPEC, num_steps=NUM_STEPS, num_lanes=NUM_LANES, state=STATE)
         store = ReplayLayout.of(layout, capacity=NUM_SEGMENTS * NUM_STEPS, has_priorities=True)
         opened = empty_replay_store(folder, store)
-        self.segments, self.ledger = opened.segments, Counts()
+        self.segments, self.ledger = opened.segments, LedgerTerms()
         self.metrics = Metrics(CollectorRegistry())
         self.stored = StoredTransitions(
             opened,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +93,26 @@ def empty_replay_store(folder: Path, layout: ReplayLayout) -> OpenedStore:
     """Return an empty store with a file in that folder."""
     file = StoreFile.open(folder / f"trainer-0{SUFFIX}", layout, former=None, owner=0)
     return OpenedStore(segments=Segments(layout, file.content), file=file, outlives=True, step=0, env_steps=0)
+
+
+class LedgerTerms:
+    """Stands for a trainer's ledger: it counts by term."""
+
+    def __init__(self) -> None:
+        self.terms: Counter[str] = Counter()
+
+    def trained(self, num_transitions: int, *, num_untrained: int = 0) -> None:
+        """Count transitions that were trained for the first time."""
+        self.terms["trained"] += num_transitions
+        assert num_untrained == 0
+
+    def dropped(self, reason: str, num_transitions: int) -> None:
+        """Count transitions that were dropped for that reason."""
+        self.terms[reason] += num_transitions
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the counts."""
+        return dict(self.terms)
 
 
 class SlotSource:
