@@ -74,7 +74,7 @@ def test_the_schema_knows_unions_and_defaults() -> None:
         ("spec.algorithm.ppo.clipValueLoss", "true or false"),
         ("spec.policy.network.mlp.activation", "tanh or relu"),
         ("spec.policy.network.mlp.hiddenSizes", "list of 1 to 16 items, each integer from 1 to 65536"),
-        ("spec.policy.network", "mapping with exactly one of mlp, cnn, impalaCnn, custom; also recurrent"),
+        ("spec.policy.network", "mapping with exactly one of mlp, cnn, impalaCnn, custom; also encoders, recurrent"),
         ("spec.stop", "mapping with at least one of returnMean, envSteps, trainSteps, wallSeconds; also episodes, now"),
         ("spec.pacing", "mapping with the fields maxPolicyLag, trainStepsPerEnvStep, maxTrainStepsBehind"),
         ("spec.environment.kwargs.anything.at.all", "any JSON value"),

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlsrl.api.spec import Cnn, ImpalaCnn, Mlp, Network, NetworkOutputs, Recurrent
+from rlsrl.api.spec import Cnn, DenseLayers, ImpalaCnn, KeyEncoder, Mlp, Network, NetworkOutputs, Recurrent
 from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.data.version import Version
 from rlsrl.policies.build import build_network
+from rlsrl.policies.cnn import CnnEncoder
 from rlsrl.policies.export import check_export
 from rlsrl.policies.factories import built_in
 from rlsrl.policies.impala import ImpalaEncoder
@@ -27,6 +28,7 @@ from rlsrl.workers.build.common import torch_policy
 
 ALL_OUTPUTS: tuple[NetworkOutputs, ...] = ("policy", "policyAndValue", "actionValues")
 FRAMES = EnvSpec(observation={"observation": ArraySpec(shape=(4, 84, 84), dtype="uint8")}, action=discrete_action(6))
+SMALLEST = EnvSpec(observation={"observation": ArraySpec(shape=(1, 36, 36), dtype="uint8")}, action=discrete_action(3))
 SMALL = EnvSpec(observation={"observation": ArraySpec(shape=(3, 11, 8), dtype="uint8")}, action=discrete_action(3))
 
 
@@ -93,6 +95,53 @@ def test_the_first_values_of_the_residual_network_are_of_the_size_of_one(seed: i
     assert float((heads["policy"] - heads["policy"].mean(dim=-1, keepdim=True)).abs().max()) < 0.2
 
 
+def _normed(array: Tensor) -> Tensor:
+    """Return each image with mean 0 and variance 1 over all that it has."""
+    return functional.layer_norm(array, array.shape[1:])
+
+
+def test_layer_norm_of_the_cnn_is_over_each_image() -> None:
+    torch.manual_seed(0)
+    encoder = CnnEncoder(SMALLEST, hidden_size=8, layer_norm=True)
+    frames = image(SMALLEST)
+    weights = [each for each in encoder.parameters() if each.dim() > 1]
+    array = frames / 255
+    for weight, stride in zip(weights, (4, 2, 1), strict=False):
+        array = functional.relu(_normed(functional.conv2d(array, weight, stride=stride)))
+    expected = functional.relu(_normed(functional.linear(array.flatten(1), weights[-1])))
+    torch.testing.assert_close(encoder({"observation": frames}), expected, rtol=1e-4, atol=1e-5)
+    alone = encoder({"observation": frames[:1]})
+    torch.testing.assert_close(alone, expected[:1], rtol=1e-4, atol=1e-5)
+
+
+def test_layer_norm_of_the_residual_network_is_before_each_activation() -> None:
+    torch.manual_seed(0)
+    encoder = ImpalaEncoder(SMALL, channels=(4,), hidden_size=8, layer_norm=True)
+    frames = image(SMALL)
+    weights = iter([each for each in encoder.parameters() if each.dim() > 1])
+
+    def convolved(array: Tensor) -> Tensor:
+        return functional.conv2d(array, next(weights), padding=1)
+
+    array = functional.max_pool2d(convolved(frames / 255), 3, stride=2, padding=1)
+    for _ in range(2):
+        array = array + convolved(functional.relu(_normed(convolved(functional.relu(_normed(array))))))
+    array = functional.relu(_normed(array)).flatten(1)
+    expected = functional.relu(_normed(functional.linear(array, next(weights))))
+    torch.testing.assert_close(encoder({"observation": frames}), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_cnn_with_norms_acts_by_the_bits_that_it_trains(precision: Any) -> None:
+    policy = policy_of(Network(cnn=Cnn(hidden_size=8, layer_norm=True, precision=precision)), SMALLEST)
+    frames = image(SMALLEST)
+    policy.load(policy.parameters(Version(0, 0)))
+    (result,) = policy.predict([RolloutRequest(observation={"observation": frames.numpy()})])
+    with torch.no_grad():
+        expected = policy.network({"observation": frames})["policy"]
+    np.testing.assert_array_equal(result.distribution, expected.numpy())
+
+
 def test_errors_name_the_field_of_a_built_in_network() -> None:
     joint = EnvSpec(observation={"observation": ArraySpec(shape=(2,), dtype="float32")}, action=discrete_action(3))
     network = Network(mlp=Mlp(hidden_sizes=(4,), initialization="uniform"))
@@ -130,9 +179,27 @@ KINDS: dict[str, tuple[Any, EnvSpec]] = {
     ),
     "cnn": (
         lambda **options: Network(cnn=Cnn(hidden_size=8, **options)),
-        replace(FRAMES, observation={"observation": ArraySpec(shape=(1, 36, 36), dtype="uint8")}),
+        SMALLEST,
     ),
     "impalaCnn": (lambda **options: Network(impala_cnn=ImpalaCnn(channels=(4, 4), hidden_size=8, **options)), SMALL),
+    "cnn with norms": (
+        lambda **options: Network(cnn=Cnn(hidden_size=8, layer_norm=True, **options)),
+        SMALLEST,
+    ),
+    "impalaCnn with norms": (
+        lambda **options: Network(impala_cnn=ImpalaCnn(channels=(4,), hidden_size=8, layer_norm=True, **options)),
+        SMALL,
+    ),
+    "mlp on encoders": (
+        lambda **options: Network(
+            mlp=Mlp(hidden_sizes=(9,), **options),
+            encoders=(KeyEncoder(key="x", mlp=DenseLayers(hidden_sizes=(6,))),),
+        ),
+        replace(
+            discrete_env_spec(),
+            observation={f"observation/{key}": ArraySpec(shape=(3,), dtype="float32") for key in "xy"},
+        ),
+    ),
     "recurrent mlp": (
         lambda **options: Network(mlp=Mlp(hidden_sizes=(9,), **options), recurrent=Recurrent(size=5)),
         discrete_env_spec(),
@@ -173,7 +240,7 @@ def test_first_weights_are_orthogonal_or_uniform(kind: str) -> None:
             continue
         fan_in = math.prod(was.shape[1:])
         of_layer = 5 if "recurrent" in name else fan_in  # units of the recurrent layer
-        assert float(now.abs().max()) <= of_layer**-0.5, name
+        assert float(now.detach().abs().max()) <= of_layer**-0.5, name
         matrix = was.detach().reshape(was.shape[0], -1)
         small = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
         product = small @ small.T

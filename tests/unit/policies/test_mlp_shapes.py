@@ -65,7 +65,8 @@ def test_the_shapes_are_those_of_the_network(
     network = build_network(factory, env_spec, {**kwargs, "layer_norm": layer_norm}, seed=1, outputs=outputs)
     layout = FlatLayout.of(network)
 
-    shapes = mlp_shapes(env_spec, hidden_sizes, outputs=outputs, layer_norm=layer_norm, **options)
+    mlp = Mlp(hidden_sizes=hidden_sizes, layer_norm=layer_norm, **options)
+    shapes = mlp_shapes(env_spec, Network(mlp=mlp), outputs=outputs)
 
     assert list(shapes.items()) == list(layout.shapes.items()), "in the same order"
     assert layout_digest(shapes) == layout.digest
@@ -80,16 +81,9 @@ def test_the_shapes_of_outputs_that_share_layers_are_their_own(
     options = {"dueling": True, "quantiles": 3} if outputs == "actionValues" else {}
     recurrent = None if kind is None else Recurrent(kind=kind, size=5)
     mlp = Mlp(hidden_sizes=(7, 3), layer_norm=layer_norm, share_layers=kind is None, **options)
-    policy = torch_policy(Network(mlp=mlp, recurrent=recurrent), SPECS[name], outputs=outputs, seed=1)
+    network = Network(mlp=mlp, recurrent=recurrent)
+    policy = torch_policy(network, SPECS[name], outputs=outputs, seed=1)
 
-    shapes = mlp_shapes(
-        SPECS[name],
-        (7, 3),
-        outputs=outputs,
-        layer_norm=layer_norm,
-        share_layers=mlp.share_layers,
-        recurrent=recurrent,
-        **options,  # type: ignore[arg-type]
-    )
+    shapes = mlp_shapes(SPECS[name], network, outputs=outputs)
 
     assert list(shapes.items()) == list(policy.layout.shapes.items()), "in the same order"

@@ -133,6 +133,26 @@ CASES: Mapping[str, Case] = {
         ),
         {},
     ),
+    "encoders": (
+        PPO,
+        "{mlp: {hiddenSizes: [16]}, encoders: [{key: x, mlp: {hiddenSizes: [8]}}]}",
+        "",
+        interface(spaces.Dict({"legal": spaces.MultiBinary(5), "x": NUMBERS}), spaces.Discrete(5), action_mask="legal"),
+        {"observation/x/mean": np.arange(4.0), "observation/x/variance": np.full(4, 4.0)},
+    ),
+    "encoder of images": (
+        PPO,
+        "{mlp: {hiddenSizes: [16]}, encoders: [{key: image, cnn: {hiddenSize: 32, precision: bfloat16}}]}",
+        "",
+        interface(
+            spaces.Dict({"image": spaces.Box(0, 255, (3, 36, 36), np.uint8), "x": NUMBERS}), spaces.Discrete(5)
+        ),
+        {},
+    ),
+    "cnn with norms": (
+        PPO, "{cnn: {hiddenSize: 32, layerNorm: true}}", "",
+        interface(spaces.Box(0, 255, (3, 40, 44), np.uint8), spaces.Discrete(6)), {}
+    ),
     "masked values": (
         DQN,
         "{mlp: {hiddenSizes: [16], dueling: true}}",

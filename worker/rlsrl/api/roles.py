@@ -64,7 +64,7 @@ class ServedPort:
 
 
 def _if_the_network_needs_it(spec: ExperimentSpec) -> bool:
-    return spec.policy.network.mlp is None
+    return not spec.policy.network.acts_without_torch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ _BY_FIELD = {
     "environment.egress.to.cidr": "ip_block",
     "policy.network.mlp.hiddenSizes": "net_arch fcnet_hiddens hidden_layers",
     "policy.network.mlp.activation": "activation_fn fcnet_activation nonlinearity",
+    "policy.network.encoders": "encoder features_extractor features_extractor_class multi_input combined_extractor",
     "policy.network.recurrent": "use_lstm use_rnn rnn lstm",
     "policy.network.recurrent.kind": "rnn_type cell_type",
     "policy.network.recurrent.size": "lstm_hidden_size lstm_cell_size rnn_size rnn_hidden_size",

@@ -36,33 +36,46 @@ class NatureCnn(nn.Module):
     Takes one image, [C, H, W] uint8 (stacked frames are its channels), and scales it to [0, 1]. Orthogonal weights
     (gain sqrt(2)) and zero biases, as CleanRL's ``ppo_atari.py``.
 
-    With ``precision="bfloat16"`` they compute in bfloat16 (autocast: their weights stay float32).
+    With ``precision="bfloat16"`` they compute in bfloat16 (autocast: their weights stay float32). ``layer_norm``
+    normalises each image's outputs of each layer before their activation.
     """
 
     def __init__(
-        self, env_spec: EnvSpec, *, hidden_size: int = 512, precision: Literal["float32", "bfloat16"] = "float32"
+        self,
+        env_spec: EnvSpec,
+        *,
+        hidden_size: int = 512,
+        layer_norm: bool = False,
+        precision: Literal["float32", "bfloat16"] = "float32",
+        at: str = "policy.network.cnn",
     ) -> None:
-        """Fit the image and the actions of ``env_spec``.
+        """Fit the image and the actions of ``env_spec``. ``at`` is the field of the spec, for errors.
 
         Raises:
             ConfigurationError: the observation is not one uint8 image of at least 36 x 36 pixels.
         """
         super().__init__()
-        self._path, channels, height, width = image_of(env_spec, "cnn", smallest=SMALLEST_IMAGE)
-        self._in_bfloat16 = precision == "bfloat16"
+        self._path, channels, height, width = image_of(env_spec, at, smallest=SMALLEST_IMAGE)
+        self._in_bfloat16, self._has_norms = precision == "bfloat16", layer_norm
         self.num_features = hidden_size
         root = math.sqrt(2)
-        self.body = nn.Sequential(
+        norms = [image_norm(number) if layer_norm else None for number in (32, 64, 64)]
+        modules = (
             orthogonal(nn.Conv2d(channels, 32, 8, stride=4), root),
+            norms[0],
             nn.ReLU(),
             orthogonal(nn.Conv2d(32, 64, 4, stride=2), root),
+            norms[1],
             nn.ReLU(),
             orthogonal(nn.Conv2d(64, 64, 3), root),
+            norms[2],
             nn.ReLU(),
             nn.Flatten(),
             orthogonal(nn.Linear(64 * _places(height) * _places(width), hidden_size), root),
+            nn.LayerNorm(hidden_size) if layer_norm else None,
             nn.ReLU(),
         )
+        self.body = nn.Sequential(*(module for module in modules if module is not None))
 
     def features(self, observation: Observation) -> Tensor:
         """Return the body's outputs, [N, hidden_size] float32."""
@@ -98,7 +111,12 @@ class CnnHeads(NatureCnn, ABC):
         """Return the head that is needed to act, [N, A], for features [N, hidden_size]."""
 
     def prepared_actor(self) -> Callable[[Observation], Tensor]:
-        """Return the actor. In bfloat16 it casts the body's weights once: autocast would cast them at each call."""
+        """Return the actor. In bfloat16 it casts the body's weights once: autocast would cast them at each call.
+
+        Autocast computes norms in float32, so that a body with norms cannot be cast.
+        """
+        if self._has_norms:
+            return lambda observation: self.of_actions(self.features(observation))
         body, dtype = self.body, torch.float32
         if self._in_bfloat16:
             body, dtype = copy.deepcopy(self.body).bfloat16(), torch.bfloat16
@@ -113,10 +131,15 @@ class NatureCnnPolicy(CnnHeads):
     """
 
     def __init__(
-        self, env_spec: EnvSpec, *, hidden_size: int = 512, precision: Literal["float32", "bfloat16"] = "float32"
+        self,
+        env_spec: EnvSpec,
+        *,
+        hidden_size: int = 512,
+        layer_norm: bool = False,
+        precision: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         """Fit the image and the actions of ``env_spec``: see ``NatureCnn``."""
-        super().__init__(env_spec, hidden_size=hidden_size, precision=precision)
+        super().__init__(env_spec, hidden_size=hidden_size, layer_norm=layer_norm, precision=precision)
         self._action = env_spec.action
         self.actor = orthogonal(nn.Linear(hidden_size, self._action.num_layer_outputs), 0.01)
         self.log_std = constant_deviations(self._action)
@@ -135,10 +158,15 @@ class NatureCnnActorCritic(NatureCnnPolicy):
     """Policy and value on the body; gain 1 before the value."""
 
     def __init__(
-        self, env_spec: EnvSpec, *, hidden_size: int = 512, precision: Literal["float32", "bfloat16"] = "float32"
+        self,
+        env_spec: EnvSpec,
+        *,
+        hidden_size: int = 512,
+        layer_norm: bool = False,
+        precision: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         """Fit the image and the actions of ``env_spec``: see ``NatureCnn``."""
-        super().__init__(env_spec, hidden_size=hidden_size, precision=precision)
+        super().__init__(env_spec, hidden_size=hidden_size, layer_norm=layer_norm, precision=precision)
         self.critic = orthogonal(nn.Linear(hidden_size, 1), 1.0)
 
     @override
@@ -156,6 +184,7 @@ class NatureCnnActionValues(CnnHeads):
         env_spec: EnvSpec,
         *,
         hidden_size: int = 512,
+        layer_norm: bool = False,
         precision: Literal["float32", "bfloat16"] = "float32",
         dueling: bool = False,
         quantiles: int = 1,
@@ -166,7 +195,7 @@ class NatureCnnActionValues(CnnHeads):
             ConfigurationError: the actions are not discrete.
         """
         num_actions = num_choices(env_spec)
-        super().__init__(env_spec, hidden_size=hidden_size, precision=precision)
+        super().__init__(env_spec, hidden_size=hidden_size, layer_norm=layer_norm, precision=precision)
         self._quantiles = quantiles
         self.q = orthogonal(nn.Linear(hidden_size, num_actions * quantiles), 1.0)
         self.value = orthogonal(nn.Linear(hidden_size, quantiles), 1.0) if dueling else None
@@ -185,22 +214,32 @@ class NatureCnnActionValues(CnnHeads):
         return action_values(self.q(features), value, quantiles=self._quantiles)
 
 
-def image_of(env_spec: EnvSpec, kind: str, *, smallest: int) -> tuple[str, int, int, int]:
+def image_norm(channels: int) -> nn.GroupNorm:
+    """Return a layer normalisation of images, [N, C, H, W]: each over all its channels and places (Ba et al. 2016).
+
+    Gain and bias are of channels.
+    """
+    return nn.GroupNorm(1, channels)
+
+
+def image_of(env_spec: EnvSpec, at: str, *, smallest: int) -> tuple[str, int, int, int]:
     """Return (path, channels, height, width) of the observation's one image.
 
     Raises:
         ConfigurationError: it is not one uint8 image of at least ``smallest`` pixels in height and width. The error
-            names the field ``policy.network.KIND``.
+            names the field ``at``.
     """
     described = ", ".join(f"{path} {spec.dtype}{list(spec.shape)}" for path, spec in env_spec.observation.items())
     if len(env_spec.observation) == 1:
         ((path, spec),) = env_spec.observation.items()
         if spec.dtype == "uint8" and len(spec.shape) == 3 and min(spec.shape[1:]) >= smallest:
             return path, *spec.shape
+    advice = "environment.frameStack stacks images [height, width] as channels"
+    if len(env_spec.observation) > 1:
+        advice = "policy.network.encoders has layers for each key, beside mlp"
     raise ConfigurationError(
-        f"policy.network.{kind} needs one uint8 image [channels, height, width] of at least {smallest} x "
-        f"{smallest} pixels; the observation is {described}. environment.frameStack stacks images "
-        "[height, width] as channels"
+        f"{at} needs one uint8 image [channels, height, width] of at least {smallest} x {smallest} pixels; the "
+        f"observation is {described}. {advice}"
     )
 
 

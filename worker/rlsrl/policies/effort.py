@@ -85,7 +85,7 @@ def network_effort(policy: TorchPolicy, *, critic: CriticSpec | None = None) -> 
     products = counter.products
     forward = sum(product.macs for product in products)
     exported = policy.export()
-    dense = None if exported is None else sum(layer.macs for layer in exported.layers)
+    dense = None if exported is None else sum(layer.macs for layer in exported.all_layers)
     return NetworkEffort(
         num_weights=vector.numel(),
         products=products,

@@ -23,6 +23,7 @@ from rlsrl.policies.exported import (
     ClippedHead,
     DenseLayer,
     ExportedActor,
+    ExportedEncoder,
     GaussianHead,
     Head,
     JointHead,
@@ -94,6 +95,7 @@ def export_recurrent(
     names: tuple[str, str, str],
     layout: FlatLayout,
     observation: Mapping[str, ArraySpec],
+    encoders: Sequence[ExportedEncoder] = (),
     log_std: str | None = None,
     action: ActionSpec | None = None,
     is_values: bool = False,
@@ -102,7 +104,8 @@ def export_recurrent(
     """Export hidden layers, a recurrent layer with the parameters of ``nn.GRUCell`` or ``nn.LSTMCell``, and a last one.
 
     ``hidden`` consists of layers as those of ``export_dense``, each with its activation; it may be empty. ``names`` are
-    those of the three in their network. The other arguments are those of ``export_dense``.
+    those of the three in their network. ``encoders`` are those before them (``export_encoder``). The other arguments
+    are those of ``export_dense``.
 
     Raises:
         ValueError: a module of another kind or in another place, a missing parameter, or ``log_std`` does not exist.
@@ -125,12 +128,26 @@ def export_recurrent(
         names=(of_hidden, of_last),
         layout=layout,
         observation=observation,
+        encoders=encoders,
         log_std=log_std,
         action=action,
         is_values=is_values,
         quantiles=quantiles,
         recurrent=recurrent,
     )
+
+
+def export_encoder(
+    hidden: nn.Sequential, name: str, layout: FlatLayout, observation: Mapping[str, ArraySpec]
+) -> ExportedEncoder:
+    """Export the layers, of that name in their network, that some arrays of the observation have for themselves.
+
+    They are as those of ``export_recurrent``.
+
+    Raises:
+        ValueError: a module of another kind or in another place.
+    """
+    return ExportedEncoder(paths=tuple(observation), layers=tuple(_hidden_layers(hidden, name, layout)))
 
 
 def export_shared(
@@ -140,6 +157,7 @@ def export_shared(
     names: tuple[str, str],
     layout: FlatLayout,
     observation: Mapping[str, ArraySpec],
+    encoders: Sequence[ExportedEncoder] = (),
     log_std: str | None = None,
     action: ActionSpec | None = None,
     is_values: bool = False,
@@ -155,13 +173,11 @@ def export_shared(
         ValueError: a module of another kind or in another place, or ``log_std`` does not exist.
     """
     of_hidden, of_last = names
-    layers, dangling = _dense_layers(hidden, of_hidden, layout)
-    if dangling is not None:
-        raise ValueError(f"{of_hidden} must end with an activation")
+    layers = _hidden_layers(hidden, of_hidden, layout)
     between = () if recurrent is None else (recurrent,)
     last_layer = _dense_layer(of_last, last, _last_activation(action), layout, means_of=quantiles)
     head = _head(last_layer.out_size, log_std, layout, action, is_values=is_values)
-    return _actor((*layers, *between, last_layer), head, layout, observation)
+    return _actor((*layers, *between, last_layer), head, layout, observation, encoders)
 
 
 def _actor(
@@ -169,14 +185,23 @@ def _actor(
     head: Head,
     layout: FlatLayout,
     observation: Mapping[str, ArraySpec],
+    encoders: Sequence[ExportedEncoder] = (),
 ) -> ExportedActor:
     return ExportedActor(
         layout=layout.digest,
         num_parameters=layout.num_parameters,
         observation=dict(observation),
+        encoders=tuple(encoders),
         layers=layers,
         head=head,
     )
+
+
+def _hidden_layers(hidden: nn.Sequential, name: str, layout: FlatLayout) -> list[DenseLayer]:
+    layers, dangling = _dense_layers(hidden, name, layout)
+    if dangling is not None:
+        raise ValueError(f"{name} must end with an activation")
+    return layers
 
 
 def _dense_layers(

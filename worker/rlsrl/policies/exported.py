@@ -7,7 +7,7 @@ faster than torch, and needs no import of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -147,6 +147,16 @@ class RecurrentLayer:
         if min(places) < 0 or self.end > num_parameters:
             return f"layer {self.name!r} reads outside the {num_parameters} parameters"
         return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedEncoder:
+    """Dense layers over some of the observation's arrays alone."""
+
+    paths: tuple[str, ...]
+    """The arrays, in the order of the observation."""
+    layers: tuple[DenseLayer, ...]
+    """From input to output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,19 +333,16 @@ class ExportedActor:
     observation: Mapping[str, ArraySpec]
     """Observation arrays by path, without a mask. Each array is flattened, standardised if the version has statistics
     for it, and cast to float32; categories become one-hot. Then all are concatenated in this order."""
+    encoders: tuple[ExportedEncoder, ...] = ()
+    """Their outputs stand in the place of the arrays that they take."""
     layers: tuple[DenseLayer | RecurrentLayer, ...]
     """From input to output; each layer takes the outputs of the one before. At most one is recurrent, not the last."""
     head: Head
     """What the last layer's outputs mean."""
 
     def __post_init__(self) -> None:
-        size = sum(spec.num_features for spec in self.observation.values())
-        for layer in self.layers:
-            if layer.in_size != size:
-                raise ValueError(f"layer {layer.name!r} takes {layer.in_size} inputs and would get {size}")
-            if (fault := layer.fault(self.num_parameters)) is not None:
-                raise ValueError(fault)
-            size = layer.out_size
+        size = sum(self._check(part.layers, self._num_inputs(part.paths)) for part in self.parts)
+        size = self._check(self.layers, size)
         if not self.layers or size != self.head.num_outputs:
             raise ValueError(f"the layers give {size} outputs; the {self.head.kind} head takes {self.head.num_outputs}")
         recurrent = [layer for layer in self.layers if isinstance(layer, RecurrentLayer)]
@@ -345,6 +352,43 @@ class ExportedActor:
             log_std = self.head.log_std
             if not 0 <= log_std.start <= log_std.stop <= self.num_parameters:
                 raise ValueError(f"the {self.head.kind} head reads outside the {self.num_parameters} parameters")
+
+    def _check(self, layers: Sequence[DenseLayer | RecurrentLayer], size: int) -> int:
+        """Return the number of outputs of layers that get ``size`` inputs."""
+        for layer in layers:
+            if layer.in_size != size:
+                raise ValueError(f"layer {layer.name!r} takes {layer.in_size} inputs and would get {size}")
+            if (fault := layer.fault(self.num_parameters)) is not None:
+                raise ValueError(fault)
+            size = layer.out_size
+        return size
+
+    def _num_inputs(self, paths: Sequence[str]) -> int:
+        return sum(self.observation[path].num_features for path in paths)
+
+    @property
+    def parts(self) -> tuple[ExportedEncoder, ...]:
+        """What the first of ``layers`` takes, in order: encoders, and each other array as one without layers.
+
+        Raises:
+            ValueError: an encoder takes no arrays, or such as do not follow each other in the observation.
+        """
+        by_path = {encoder.paths[:1]: encoder for encoder in self.encoders}
+        parts, left = [], tuple(self.observation)
+        while left:
+            part = by_path.pop(left[:1], ExportedEncoder(paths=left[:1], layers=()))
+            if left[: len(part.paths)] != part.paths:
+                raise ValueError(f"an encoder takes {[*part.paths]}, which do not follow each other in {[*left]}")
+            parts.append(part)
+            left = left[len(part.paths) :]
+        if by_path:
+            raise ValueError(f"encoders of {[*by_path]} take no arrays of {[*self.observation]}")
+        return tuple(parts)
+
+    @property
+    def all_layers(self) -> tuple[DenseLayer | RecurrentLayer, ...]:
+        """Those of the encoders, then ``layers``."""
+        return (*(layer for part in self.parts for layer in part.layers), *self.layers)
 
     @property
     def recurrent(self) -> RecurrentLayer | None:
@@ -362,7 +406,8 @@ class ExportedActor:
             "layout": self.layout,
             "num_parameters": self.num_parameters,
             "observation": [[path, spec.to_json()] for path, spec in self.observation.items()],
-            "layers": [{name: getattr(layer, name) for name in layer.__slots__} for layer in self.layers],
+            **({"encoders": [_encoder_to_json(each) for each in self.encoders]} if self.encoders else {}),
+            "layers": [*map(_fields_of, self.layers)],
             "head": _head_to_json(self.head),
         }
 
@@ -377,13 +422,25 @@ class ExportedActor:
             layout=str(value["layout"]),
             num_parameters=int(value["num_parameters"]),
             observation={str(path): ArraySpec.from_json(spec) for path, spec in value["observation"]},
+            encoders=tuple(
+                ExportedEncoder(paths=tuple(each["paths"]), layers=tuple(DenseLayer(**one) for one in each["layers"]))
+                for each in value.get("encoders", ())
+            ),
             layers=tuple(RecurrentLayer(**each) if "kind" in each else DenseLayer(**each) for each in value["layers"]),
             head=_head_from_json(value["head"]),
         )
 
 
+def _fields_of(part: DenseLayer | RecurrentLayer | Head) -> dict[str, Any]:
+    return {name: getattr(part, name) for name in part.__slots__}
+
+
+def _encoder_to_json(encoder: ExportedEncoder) -> dict[str, Any]:
+    return {"paths": [*encoder.paths], "layers": [*map(_fields_of, encoder.layers)]}
+
+
 def _head_to_json(head: Head) -> dict[str, Any]:
-    fields = {name: getattr(head, name) for name in head.__slots__}
+    fields = _fields_of(head)
     if isinstance(head, JointHead):
         fields["parts"] = [[part.kind, part.num_outputs] for part in head.parts]
     return fields

@@ -11,13 +11,14 @@ from pydantic.alias_generators import to_camel
 from torch import nn
 from typing_extensions import override
 
-from rlsrl.api.spec import VALUE_OPTIONS, Network, NetworkOutputs
+from rlsrl.api.spec import VALUE_OPTIONS, KeyEncoder, Network, NetworkOutputs
 from rlsrl.data.specs import EnvSpec
 from rlsrl.policies.cnn import CnnEncoder, NatureCnnActionValues, NatureCnnActorCritic, NatureCnnPolicy
 from rlsrl.policies.impala import ImpalaEncoder
+from rlsrl.policies.joined import JoinedEncoder
 from rlsrl.policies.networks import MlpActionValues, MlpActorCritic, MlpPolicy
 from rlsrl.policies.recurrent import RecurrentSharedNetwork
-from rlsrl.policies.shared import MlpEncoder, SharedNetwork
+from rlsrl.policies.shared import Encoder, MlpEncoder, SharedNetwork
 
 
 @dataclass(frozen=True)
@@ -54,23 +55,36 @@ _OF_NETWORK = {"share_layers", "initialization"}
 
 def built_in(network: Network, outputs: NetworkOutputs) -> BuiltIn:
     """Return what makes the network with these outputs, for a spec without ``custom``."""
-    name = next(name for name in _ENCODERS if getattr(network, name) is not None)
+    name = _chosen(network)
     block = getattr(network, name)
     without = _OF_NETWORK if outputs == "actionValues" else _OF_NETWORK | _OF_OUTPUTS
     kwargs: dict[str, Any] = block.model_dump(exclude=without)
     options = {option: kwargs.pop(option) for option in VALUE_OPTIONS if option in kwargs}
-    encoder = partial(_ENCODERS[name], **kwargs)
+    encoder: Encoder = partial(_ENCODERS[name], **kwargs)
+    if network.encoders:
+        parts = {each.key: _encoder_of_key(each, number) for number, each in enumerate(network.encoders)}
+        encoder = partial(JoinedEncoder, encoders=parts, **kwargs)
     make: Callable[[EnvSpec], nn.Module]
     if network.recurrent is not None:
         recurrent = network.recurrent.model_dump()
         make = partial(RecurrentSharedNetwork, encoder=encoder, outputs=outputs, **recurrent, **options)
-    elif name == "impala_cnn" or (name == "mlp" and block.share_layers):
+    elif name == "impala_cnn" or network.encoders or (name == "mlp" and block.share_layers):
         make = partial(SharedNetwork, encoder=encoder, outputs=outputs, **options)
     else:
         make = partial((_MLPS if name == "mlp" else _CNNS)[outputs], **kwargs, **options)
     if block.initialization == "uniform":
         make = partial(_drawn_uniformly, make)
     return BuiltIn(f"policy.network.{to_camel(name)}", make)
+
+
+def _chosen(layers: Network | KeyEncoder) -> str:
+    return next(name for name in _ENCODERS if getattr(layers, name) is not None)
+
+
+def _encoder_of_key(encoder: KeyEncoder, number: int) -> Encoder:
+    name = _chosen(encoder)
+    field = {} if name == "mlp" else {"at": f"policy.network.encoders[{number}].{to_camel(name)}"}
+    return partial(_ENCODERS[name], **getattr(encoder, name).model_dump(), **field)
 
 
 def _drawn_uniformly(factory: Callable[[EnvSpec], nn.Module], env_spec: EnvSpec) -> nn.Module:

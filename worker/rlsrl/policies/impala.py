@@ -12,7 +12,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from rlsrl.data.specs import EnvSpec
-from rlsrl.policies.cnn import image_of
+from rlsrl.policies.cnn import image_norm, image_of
 from rlsrl.policies.networks import Observation, orthogonal
 
 SMALLEST_IMAGE = 8
@@ -25,17 +25,18 @@ large."""
 class ResidualBlock(nn.Module):
     """Two convolutions whose result is added to the input."""
 
-    def __init__(self, channels: int) -> None:
-        """Keep the number of channels, and height and width."""
+    def __init__(self, channels: int, *, layer_norm: bool) -> None:
+        """Keep the number of channels, and height and width. ``layer_norm``: normalise the inputs of activations."""
         super().__init__()
+        self.first_norm, self.second_norm = (image_norm(channels) if layer_norm else nn.Identity() for _ in range(2))
         self.first = orthogonal(nn.Conv2d(channels, channels, 3, padding=1), math.sqrt(2))
         self.second = orthogonal(nn.Conv2d(channels, channels, 3, padding=1), RESIDUAL_GAIN)
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
         """[N, C, H, W] -> [N, C, H, W]."""
-        between: Tensor = self.first(functional.relu(inputs))
-        added: Tensor = self.second(functional.relu(between))
+        between: Tensor = self.first(functional.relu(self.first_norm(inputs)))
+        added: Tensor = self.second(functional.relu(self.second_norm(between)))
         return inputs + added
 
 
@@ -44,7 +45,7 @@ class ImpalaEncoder(nn.Module):
 
     Takes one image, [C, H, W] uint8 (stacked frames are its channels), and scales it to [0, 1]. Orthogonal weights
     (gain sqrt(2), and ``RESIDUAL_GAIN``) and zero biases. With ``precision="bfloat16"`` all computes in bfloat16
-    (autocast: the weights stay float32).
+    (autocast: the weights stay float32). ``layer_norm`` normalises the inputs of all activations, of each image.
     """
 
     def __init__(
@@ -53,15 +54,17 @@ class ImpalaEncoder(nn.Module):
         *,
         channels: Sequence[int] = (16, 32, 32),
         hidden_size: int = 256,
+        layer_norm: bool = False,
         precision: Literal["float32", "bfloat16"] = "float32",
+        at: str = "policy.network.impalaCnn",
     ) -> None:
-        """Fit the image of ``env_spec``.
+        """Fit the image of ``env_spec``. ``at`` is the field of the spec, for errors.
 
         Raises:
             ConfigurationError: the observation is not one uint8 image of at least 8 x 8 pixels.
         """
         super().__init__()
-        self._path, num_inputs, height, width = image_of(env_spec, "impalaCnn", smallest=SMALLEST_IMAGE)
+        self._path, num_inputs, height, width = image_of(env_spec, at, smallest=SMALLEST_IMAGE)
         self._in_bfloat16 = precision == "bfloat16"
         self.num_features = hidden_size
         sections: list[nn.Module] = []
@@ -69,15 +72,17 @@ class ImpalaEncoder(nn.Module):
             sections += [
                 orthogonal(nn.Conv2d(num_inputs, num_outputs, 3, padding=1), math.sqrt(2)),
                 nn.MaxPool2d(3, stride=2, padding=1),
-                ResidualBlock(num_outputs),
-                ResidualBlock(num_outputs),
+                ResidualBlock(num_outputs, layer_norm=layer_norm),
+                ResidualBlock(num_outputs, layer_norm=layer_norm),
             ]
             num_inputs, height, width = num_outputs, -(-height // 2), -(-width // 2)
         self.body = nn.Sequential(
             *sections,
+            *([image_norm(num_inputs)] if layer_norm else []),
             nn.ReLU(),
             nn.Flatten(),
             orthogonal(nn.Linear(num_inputs * height * width, hidden_size), math.sqrt(2)),
+            *([nn.LayerNorm(hidden_size)] if layer_norm else []),
             nn.ReLU(),
         )
 

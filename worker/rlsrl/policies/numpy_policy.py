@@ -65,7 +65,7 @@ class DenseWeights:
         self.exported = exported
         self.version: Version | None = None
         """The version that is loaded; None before the first ``load``."""
-        dense = [layer for layer in exported.layers if isinstance(layer, DenseLayer)]
+        dense = [layer for layer in exported.all_layers if isinstance(layer, DenseLayer)]
         self._dense = dense
         self.layers: Sequence[Floats] = [np.zeros((layer.out_size, layer.in_size + 1), np.float32) for layer in dense]
         """[W, b] of each dense layer, [out_size, in_size + 1]. ``load`` refills these arrays in place."""
@@ -144,8 +144,8 @@ class DenseStack:
             for layer in exported.layers
         ]
         features = [_features(rows, layer) for rows, layer in zip(inputs, exported.layers, strict=True)]
-        ends = np.cumsum([spec.num_features for spec in exported.observation.values()])
-        self._observation: list[Floats] = np.split(features[0], ends[:-1])
+        encoders = _Encoders(exported, features[0])
+        self._observation = encoders.observation
         """The input rows of each observation path."""
         encodings = [OneHot.of(spec) for spec in exported.observation.values()]
         self._one_hots = [None if each is None else (each.entries, each.values[:, np.newaxis]) for each in encodings]
@@ -157,7 +157,8 @@ class DenseStack:
             assert output is not None, "the recurrent layer is not the last"
             self._recurrent = partial(recurrent.forward, out=output, product=product)
             del inputs[place], outputs[place]
-        activations = [ACTIVATIONS[layer.activation] for layer in exported.layers if isinstance(layer, DenseLayer)]
+        inputs, outputs, place = encoders.inputs + inputs, encoders.outputs + outputs, place + len(encoders.inputs)
+        activations = [ACTIVATIONS[layer.activation] for layer in exported.all_layers if isinstance(layer, DenseLayer)]
         *hidden, self._last = zip(weights.layers, inputs, outputs, activations, weights.norms, strict=True)
         self._hidden, self._behind = hidden[:place], hidden[place:]
         self._has_values = isinstance(exported.head, CategoricalHead) and exported.head.is_values
@@ -205,6 +206,29 @@ class DenseStack:
             values_to_logits(out, self._weights.epsilon)
         if self._weights.is_uniform:
             make_uniform(out, self._parts)
+
+
+class _Encoders:
+    """Memory for the encoders of an exported actor: which rows each of their layers reads and writes."""
+
+    def __init__(self, exported: ExportedActor, first: Floats) -> None:
+        """``first``: the rows of the first layer behind them, [in_size, N]."""
+        self.observation: list[Floats] = []
+        """The input rows of each observation path."""
+        self.inputs: list[Floats] = []
+        """Of each layer, with the row of ones."""
+        self.outputs: list[Floats | None] = []
+        """Of each layer."""
+        place = 0
+        for part in exported.parts:
+            sizes = [exported.observation[path].num_features for path in part.paths]
+            out_size = part.layers[-1].out_size if part.layers else sum(sizes)
+            joined, place = first[place : place + out_size], place + out_size
+            inputs: list[Floats] = [np.ones((layer.in_size + 1, first.shape[1]), np.float32) for layer in part.layers]
+            rows = [_features(each, layer) for each, layer in zip(inputs, part.layers, strict=True)] + [joined]
+            self.observation += np.split(rows[0], np.cumsum(sizes)[:-1])
+            self.inputs += inputs
+            self.outputs += rows[1:]
 
 
 def _apply(layers: Sequence[_Hidden], product: Callable[..., Any]) -> None:

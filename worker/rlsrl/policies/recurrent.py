@@ -18,7 +18,7 @@ from rlsrl.policies.exported import NUM_GATES, ExportedActor
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.networks import Heads, Observation, State, zeroed
 from rlsrl.policies.outputs import OUTPUTS
-from rlsrl.policies.shared import Encoder, MlpEncoder, in_preferred_layout, num_features_of
+from rlsrl.policies.shared import DenseEncoder, Encoder, in_preferred_layout, num_features_of
 
 
 class RecurrentModule(nn.Module, ABC):
@@ -148,7 +148,9 @@ class RecurrentSharedNetwork(nn.Module):
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor | None:
         """Return the actor in its exported form, or None if the encoder has none."""
-        if not isinstance(self.encoder, MlpEncoder):
+        if not isinstance(self.encoder, DenseEncoder):
+            return None
+        if (encoders := self.encoder.export_inputs("encoder", layout)) is None:
             return None
         return export_recurrent(
             self.encoder.layers,
@@ -157,5 +159,6 @@ class RecurrentSharedNetwork(nn.Module):
             names=("encoder.layers", "recurrent", f"outputs.{self.outputs.acting}"),
             layout=layout,
             observation=self.encoder.specs,
+            encoders=encoders,
             **self.outputs.export_options("outputs"),
         )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from typing_extensions import override
 
 from rlsrl.api.spec import NetworkOutputs
-from rlsrl.data.specs import EnvSpec
+from rlsrl.data.specs import ArraySpec, EnvSpec
 from rlsrl.policies.export import export_shared
-from rlsrl.policies.exported import ExportedActor
+from rlsrl.policies.exported import ExportedActor, ExportedEncoder
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.networks import FlattenObservation, Heads, Observation, PreferredLayoutNetwork, hidden_layers
 from rlsrl.policies.outputs import OUTPUTS
@@ -20,7 +21,25 @@ Encoder = Callable[[EnvSpec], nn.Module]
 """Makes a module that returns ``num_features`` numbers, [N, F] float32, for N observations."""
 
 
-class MlpEncoder(nn.Module):
+class DenseEncoder(nn.Module, ABC):
+    """An encoder that ends with dense layers."""
+
+    specs: Mapping[str, ArraySpec]
+    """The arrays of the observation, by path."""
+    layers: nn.Sequential
+    """The dense layers, each with its activation."""
+    num_features: int
+    """Outputs of the last."""
+
+    @abstractmethod
+    def export_inputs(self, name: str, layout: FlatLayout) -> Sequence[ExportedEncoder] | None:
+        """Return the encoders before the dense layers in their exported form, or None if one has none.
+
+        ``name`` is this module's in its network.
+        """
+
+
+class MlpEncoder(DenseEncoder):
     """Dense layers over the flattened observation, each followed by its activation."""
 
     def __init__(
@@ -33,7 +52,7 @@ class MlpEncoder(nn.Module):
     ) -> None:
         """Fit the observations of ``env_spec``; the other arguments are those of ``MlpPolicy``."""
         super().__init__()
-        self.specs = dict(env_spec.observation)
+        self.specs = env_spec.observation
         self.flatten = FlattenObservation(self.specs)
         sizes = [self.flatten.num_features, *hidden_sizes]
         self.layers = nn.Sequential(*hidden_layers(sizes, activation, layer_norm=layer_norm))
@@ -44,6 +63,10 @@ class MlpEncoder(nn.Module):
         """Return the last layer's outputs, [N, num_features]."""
         features: Tensor = self.layers(self.flatten(observation))
         return features
+
+    @override
+    def export_inputs(self, name: str, layout: FlatLayout) -> Sequence[ExportedEncoder]:
+        return ()
 
 
 class SharedNetwork(nn.Module):
@@ -67,7 +90,9 @@ class SharedNetwork(nn.Module):
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor | None:
         """Return the actor in its exported form, or None if the encoder has none."""
-        if not isinstance(self.encoder, MlpEncoder):
+        if not isinstance(self.encoder, DenseEncoder):
+            return None
+        if (encoders := self.encoder.export_inputs("encoder", layout)) is None:
             return None
         return export_shared(
             self.encoder.layers,
@@ -75,6 +100,7 @@ class SharedNetwork(nn.Module):
             names=("encoder.layers", f"outputs.{self.outputs.acting}"),
             layout=layout,
             observation=self.encoder.specs,
+            encoders=encoders,
             **self.outputs.export_options("outputs"),
         )
 

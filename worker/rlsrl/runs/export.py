@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from rlsrl.api.spec import KeyEncoder, Network
 from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.slots import state_field
 from rlsrl.data.specs import Arrays, ArraySpec
@@ -185,13 +186,18 @@ def _stacked(path: str, actions: Any) -> dict[str, NDArray[Any]]:
 def _policy(stored: StoredVersion, interface: EnvironmentInterface) -> TorchPolicy:
     """Return the version's policy. It computes in float32, since few runtimes have all operations in bfloat16."""
     config, network = stored.config, stored.config.network
-    for name in ("cnn", "impala_cnn"):
-        if (images := getattr(network, name)) is not None:
-            network = network.model_copy(update={name: images.model_copy(update={"precision": "float32"})})
+    encoders = tuple(each.model_copy(update=_in_float32(each)) for each in network.encoders)
+    network = network.model_copy(update={**_in_float32(network), "encoders": encoders})
     outputs = config.algorithm.chosen.outputs
     policy = torch_policy(network, interface.spec, outputs=outputs, seed=config.seed)
     policy.load(stored.parameters)
     return policy
+
+
+def _in_float32(layers: Network | KeyEncoder) -> dict[str, Any]:
+    """Return the convolutional members of ``layers``, in float32."""
+    blocks = {name: getattr(layers, name) for name in ("cnn", "impala_cnn")}
+    return {name: block.model_copy(update={"precision": "float32"}) for name, block in blocks.items() if block}
 
 
 def _torch_program(

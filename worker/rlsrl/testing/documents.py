@@ -21,10 +21,14 @@ from rlsrl.api.spec import (
     ActionValueSettings,
     AlgorithmSettings,
     AlgorithmSpec,
+    CnnLayers,
+    DenseLayers,
     EgressPeer,
     EgressPort,
     EgressRule,
+    ImpalaLayers,
     InitialParameters,
+    KeyEncoder,
     LabelSelector,
     PausedWorkers,
     ReplaySettings,
@@ -117,7 +121,10 @@ MODELS = {(): RLExperiment} | {case.path: case.kind.type for case in CASES if ca
 """The models by path."""
 
 
-ALL_MODELS = (*MODELS.values(), EgressRule, EgressPeer, EgressPort, LabelSelector, PausedWorkers)
+ALL_MODELS = (
+    *MODELS.values(), EgressRule, EgressPeer, EgressPort, LabelSelector, PausedWorkers,
+    KeyEncoder, DenseLayers, CnnLayers, ImpalaLayers,
+)  # fmt: skip
 """Every model, those in lists included."""
 
 
@@ -228,7 +235,30 @@ BROKEN_PAUSED: tuple[JsonDocument, ...] = (
     {"role": "actor", "index": 0},
 )
 """Entries that the API server and the models refuse."""
-ITEMS: Mapping[Any, tuple[JsonDocument, ...]] = {EgressRule: EGRESS, PausedWorkers: PAUSED}
+ENCODERS: tuple[JsonDocument, ...] = (
+    {"key": "camera", "impalaCnn": {"channels": [16, 32], "layerNorm": True}},
+    {"key": "arm/camera", "cnn": {"hiddenSize": 64}},
+    {"key": "arm/joints", "mlp": {"hiddenSizes": [32], "activation": "relu"}},
+    {"key": "0", "mlp": {}},
+    {"key": "armour plate", "mlp": {}},
+)
+"""Valid entries of ``policy.network.encoders``, with arrays of their own."""
+BROKEN_ENCODERS: tuple[JsonDocument, ...] = (
+    {"mlp": {}},
+    {"key": "camera"},
+    {"key": "camera", "mlp": {}, "cnn": {}},
+    {"key": "", "mlp": {}},
+    {"key": "a\nb", "mlp": {}},
+    {"key": 0, "mlp": {}},
+    {"key": "camera", "mlp": {"shareLayers": True}},
+    {"key": "camera", "cnn": {"initialization": "uniform"}},
+    {"key": "camera", "impalaCnn": {"channels": []}},
+    {"key": "camera", "custom": {"factory": "package.module:make"}},
+)
+"""Entries that the API server and the models refuse."""
+OVERLAPPING_ENCODERS: tuple[tuple[str, str], ...] = (("arm", "arm"), ("arm", "arm/camera"), ("arm/a/b", "arm/a"))
+"""Keys of two encoders that have arrays in common."""
+ITEMS: Mapping[Any, tuple[JsonDocument, ...]] = {EgressRule: EGRESS, PausedWorkers: PAUSED, KeyEncoder: ENCODERS}
 """Valid entries of lists of models, by model."""
 
 
@@ -305,7 +335,7 @@ def with_value(case: Case, value: Any) -> JsonDocument:
     spec = document["spec"]
     if case.path[-1] in VALUE_OPTIONS:
         spec["algorithm"] = {"pqn": {}}
-    if case.path[:4] == (*NETWORK, "recurrent"):
+    if case.path[:4] in ((*NETWORK, "recurrent"), (*NETWORK, "encoders")):
         _opened(document, NETWORK).setdefault("mlp", {})
     is_for_replay = case.path[:2] == ("spec", "pacing") and case.path[-1] in RATIO
     if is_for_replay or case.path[:3] == ("spec", "bufferWorkers", "volume"):
@@ -412,9 +442,9 @@ def variation(rng: random.Random) -> JsonDocument:
     actors[rng.choice(["environments", "environmentsPerActor"])] = rng.randint(2, 64)
     spec["actors"] = actors
     if not issubclass(ALGORITHMS[algorithm], ActionValueSettings):
-        for network in spec.get("policy", {}).get("network", {}).values():
-            for option in VALUE_OPTIONS:
-                network.pop(option, None)
+        network = _mapping_at(document, NETWORK) or {}
+        for kind, option in itertools.product(("mlp", "cnn", "impalaCnn"), VALUE_OPTIONS):
+            network.get(kind, {}).pop(option, None)
     if rng.random() < 0.5:
         actors["vectorization"] = rng.choice(_vectorizations(spec))
     total = actors.get("environments") or actors["environmentsPerActor"] * actors["replicas"]
@@ -454,7 +484,9 @@ def _fit_recurrence(document: JsonDocument, algorithm: str, rng: random.Random) 
         network.pop("recurrent", None)
     if not ALGORITHMS[algorithm].trains_recurrent and "custom" in network:
         network["custom"].pop("state", None)
-    if "recurrent" in network and not network.keys() & {"mlp", "cnn", "impalaCnn"}:
+    if "custom" in network or "cnn" in network or "impalaCnn" in network:
+        network.pop("encoders", None)
+    if network.keys() & {"recurrent", "encoders"} and not network.keys() & {"mlp", "cnn", "impalaCnn"}:
         network["mlp"] = {}
     if "recurrent" not in network and "state" not in network.get("custom", {}):
         return
@@ -558,12 +590,23 @@ def camel(names: tuple[str, ...]) -> list[str]:
 def refused_documents() -> list[JsonDocument]:
     """Return documents with one fault that random ones rarely have: an empty union, or a wrong entry of a list."""
     entries = []
-    for path, wrong in ((("environment", "egress"), BROKEN_EGRESS), (("paused",), BROKEN_PAUSED)):
-        for entry in wrong:
+    lists = (
+        (("spec", "environment", "egress"), [[entry] for entry in BROKEN_EGRESS]),
+        (("spec", "paused"), [[entry] for entry in BROKEN_PAUSED]),
+        ((*NETWORK, "encoders"), [[entry] for entry in BROKEN_ENCODERS]),
+        ((*NETWORK, "encoders"), [[{"key": key, "mlp": {}} for key in keys] for keys in OVERLAPPING_ENCODERS]),
+    )
+    for path, wrong in lists:
+        for faulty in wrong:
             document = minimal()
-            parent = document["spec"] if len(path) == 1 else document["spec"][path[0]]
-            parent[path[-1]] = [copy.deepcopy(entry)]
+            if path[:-1] == NETWORK:
+                _opened(document, NETWORK)["mlp"] = {}
+            _opened(document, path[:-1])[path[-1]] = copy.deepcopy(faulty)
             entries.append(document)
+    for kind, block in (("cnn", {}), ("impalaCnn", {}), ("custom", {"factory": "package.module:make"})):
+        document = minimal()
+        document["spec"]["policy"] = {"network": {kind: block, "encoders": [copy.deepcopy(ENCODERS[0])]}}
+        entries.append(document)
     unions = [
         with_value(case, {})
         for case in CASES
@@ -745,6 +788,14 @@ def _make_recurrent(document: JsonDocument, rng: random.Random) -> None:
         spec["algorithm"][algorithm] |= settings
 
 
+def _encode(document: JsonDocument, rng: random.Random) -> None:
+    """Give keys encoders, whatever network joins them; some have arrays in common, or a fault."""
+    keys = rng.choice([("arm", "camera"), *OVERLAPPING_ENCODERS])
+    encoders = rng.choice([[{"key": key, "mlp": {}} for key in keys], [rng.choice([*BROKEN_ENCODERS, *ENCODERS])]])
+    network = {rng.choice(["mlp", "mlp", "cnn"]): {}, "encoders": copy.deepcopy(encoders)}
+    document["spec"].setdefault("policy", {})["network"] = network
+
+
 def _pause(document: JsonDocument, rng: random.Random) -> None:
     """Pause workers that may exist or not, by a correct entry or a wrong one."""
     document["spec"]["paused"] = [copy.deepcopy(rng.choice([*BROKEN_PAUSED, *PAUSED]))]
@@ -765,7 +816,7 @@ def _lower_the_lag(document: JsonDocument, rng: random.Random) -> None:
 _CHANGES = (
     _change_a_value, _misspell, _leave_out, _add, _give_another_member, _break_arithmetic, _leave_the_end_open,
     _vectorize, _fix_a_version, _lower_the_lag, _break_egress, _pause, _break_arithmetic, _replay, _replay,
-    _make_recurrent, _make_recurrent,
+    _make_recurrent, _make_recurrent, _encode,
 )  # fmt: skip
 """The rules that arithmetic, replay and recurrence break are the most, so that they have two entries."""
 

@@ -430,6 +430,53 @@ class MaskedEnv(gymnasium.Env[Any, np.int64]):
         return {"action_mask": self.legal.copy()} if self._in_info else {}
 
 
+class PictureAndWord(gymnasium.Env[dict[str, Any], np.int64]):
+    """A picture shows a bar on one side, and a word asks for that side or for the other one: neither tells alone.
+
+    The reward is 1 for the side that is asked for, else 0. An episode has 8 steps, each with another picture and word.
+    ``sound`` is noise.
+    """
+
+    LENGTH = 8
+    SIZE = 36
+
+    def __init__(self) -> None:
+        self.action_space = spaces.Discrete(2)
+        self.observation_space = spaces.Dict(
+            {
+                "picture": spaces.Box(0, 255, (1, self.SIZE, self.SIZE), np.uint8),
+                "sound": _unbounded(2),
+                "word": spaces.Discrete(2),
+            }
+        )
+        self._right = 0
+        self._taken = 0
+
+    @override
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Start an episode."""
+        super().reset(seed=seed, options=options)
+        self._taken = 0
+        return self._observe(), {}
+
+    @override
+    def step(self, action: np.int64) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Show the next picture."""
+        reward = float(action == self._right)
+        self._taken += 1
+        return self._observe(), reward, self._taken == self.LENGTH, False, {}
+
+    def _observe(self) -> dict[str, Any]:
+        side, other = self.np_random.integers(0, 2, 2)
+        self._right = int(side ^ other)
+        picture = self.np_random.integers(0, 64, (1, self.SIZE, self.SIZE), np.uint8)
+        begin = self.np_random.integers(0, self.SIZE // 2 - 6) + side * (self.SIZE // 2)
+        picture[:, :, begin : begin + 6] += 128
+        return {"picture": picture, "sound": self.np_random.standard_normal(2, np.float32), "word": other}
+
+
 class EchoEnv(gymnasium.Env[Any, Any]):
     """Pays for the action that equals the observation: each observation is a random action. An episode has 8 steps.
 

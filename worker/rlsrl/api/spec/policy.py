@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from rlsrl.api.model import INTEGRAL, Arguments, Model
+from rlsrl.api.rules import CrossFieldRule, Fault
 from rlsrl.api.spec.scalars import Attribute
 
 HiddenSizes = Annotated[
@@ -22,8 +23,8 @@ VALUE_OPTIONS = ("dueling", "quantiles")
 """The fields of built-in networks that only algorithms use which learn the values of actions."""
 
 
-class Mlp(Model):
-    """A multi-layer perceptron for each output of the network: policy and value, or the values of actions."""
+class DenseLayers(Model):
+    """Dense layers, each followed by its activation function."""
 
     hidden_sizes: HiddenSizes = (64, 64)
     """Units of each hidden layer."""
@@ -31,9 +32,14 @@ class Mlp(Model):
     """The activation function of the hidden layers."""
     layer_norm: bool = False
     """Whether the hidden layers are normalised before their activation function (Ba et al. 2016)."""
+
+
+class Mlp(DenseLayers):
+    """A multi-layer perceptron for each output of the network: policy and value, or the values of actions."""
+
     share_layers: bool = False
-    """Whether all outputs share the hidden layers, and have only a last layer each. With ``recurrent`` they always
-    do."""
+    """Whether all outputs share the hidden layers, and have only a last layer each. With ``recurrent`` or ``encoders``
+    they always do."""
     initialization: Initialization = "orthogonal"
     """The first weights: ``orthogonal`` (gain sqrt(2), and 0.01 before the policy) with zero biases, or ``uniform``
     within 1 / sqrt(inputs), PyTorch's default."""
@@ -44,18 +50,27 @@ class Mlp(Model):
     """Quantiles of each action's return that such a network learns (Dabney et al. 2018). 1: its value alone."""
 
 
-class Cnn(Model):
-    """The convolutional network of Mnih et al. (2015): all outputs share three convolutions and a dense layer. For one
-    image, ``[channels, height, width]`` of uint8, of at least 36 x 36 pixels."""
+class CnnLayers(Model):
+    """Three convolutions and a dense layer (Mnih et al. 2015). For one image, ``[channels, height, width]`` of uint8,
+    of at least 36 x 36 pixels."""
 
     hidden_size: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 512
     """Units of the dense layer."""
-    initialization: Initialization = "orthogonal"
-    """The first weights: ``orthogonal`` with zero biases, or ``uniform`` within 1 / sqrt(inputs), PyTorch's default."""
+    layer_norm: bool = False
+    """Whether the outputs of the convolutions, of each image over all its channels and places, and those of the dense
+    layer are normalised before their activation function (Ba et al. 2016)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """The precision of the convolutions and the dense layer. ``bfloat16`` is faster on processors with ``amx_bf16``
     (x86) and on AMD's with ``avx512_bf16``; it is slower on Intel's with ``avx512_bf16`` alone and on all others.
     Weights, logits, values and losses stay float32."""
+
+
+class Cnn(CnnLayers):
+    """The convolutional network of Mnih et al. (2015): all outputs share three convolutions and a dense layer. For one
+    image, ``[channels, height, width]`` of uint8, of at least 36 x 36 pixels."""
+
+    initialization: Initialization = "orthogonal"
+    """The first weights: ``orthogonal`` with zero biases, or ``uniform`` within 1 / sqrt(inputs), PyTorch's default."""
     dueling: bool = False
     """For algorithms that learn the values of actions: whether these are the sum of the observation's value and of each
     action's advantage (Wang et al. 2016)."""
@@ -63,24 +78,46 @@ class Cnn(Model):
     """Quantiles of each action's return that such a network learns (Dabney et al. 2018). 1: its value alone."""
 
 
-class ImpalaCnn(Model):
-    """The residual convolutional network of IMPALA (Espeholt et al. 2018): all outputs share it. For one image,
-    ``[channels, height, width]`` of uint8, of at least 8 x 8 pixels. An Atari image takes six times
-    the multiplications of a ``cnn``."""
+class ImpalaLayers(Model):
+    """Sections of convolutions with residual blocks, and a dense layer (Espeholt et al. 2018). For one image,
+    ``[channels, height, width]`` of uint8, of at least 8 x 8 pixels."""
 
     channels: HiddenSizes = (16, 32, 32)
     """Channels of each section: a convolution, pooling to half the size, and two residual blocks."""
     hidden_size: Annotated[int, Field(ge=1, le=65_536), INTEGRAL] = 256
     """Units of the dense layer."""
-    initialization: Initialization = "orthogonal"
-    """The first weights: ``orthogonal`` with zero biases, or ``uniform`` within 1 / sqrt(inputs), PyTorch's default."""
+    layer_norm: bool = False
+    """Whether the inputs of all activation functions are normalised, of each image over all its channels and places (Ba
+    et al. 2016)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """The precision of the convolutions and the dense layer, as that of ``cnn``."""
+
+
+class ImpalaCnn(ImpalaLayers):
+    """The residual convolutional network of IMPALA (Espeholt et al. 2018): all outputs share it. For one image,
+    ``[channels, height, width]`` of uint8, of at least 8 x 8 pixels. An Atari image takes six times
+    the multiplications of a ``cnn``."""
+
+    initialization: Initialization = "orthogonal"
+    """The first weights: ``orthogonal`` with zero biases, or ``uniform`` within 1 / sqrt(inputs), PyTorch's default."""
     dueling: bool = False
     """For algorithms that learn the values of actions: whether these are the sum of the observation's value and of each
     action's advantage (Wang et al. 2016)."""
     quantiles: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
     """Quantiles of each action's return that such a network learns (Dabney et al. 2018). 1: its value alone."""
+
+
+class KeyEncoder(Model):
+    """Layers of its own for a part of the observation."""
+
+    exactly_one: ClassVar[tuple[str, ...]] = ("mlp", "cnn", "impala_cnn")
+
+    key: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=256, examples=["camera"])]
+    """The key of a Dict observation, or the place in a Tuple, from 0. Slashes lead further into nested ones:
+    ``arm/camera``. A key of a nested Dict or Tuple stands for all its arrays."""
+    mlp: DenseLayers | None = None
+    cnn: CnnLayers | None = None
+    impala_cnn: ImpalaLayers | None = None
 
 
 class Recurrent(Model):
@@ -111,24 +148,63 @@ class CustomNetwork(Model):
     network has no state."""
 
 
+def _encoders_have_an_mlp(network: Network) -> Fault | None:
+    if not network.encoders or network.mlp is not None:
+        return None
+    return Fault("join in mlp, and the network is another one", "unset, or with mlp")
+
+
+def _keys_are_apart(network: Network) -> Fault | None:
+    keys = [encoder.key for encoder in network.encoders]
+    for place, key in enumerate(keys):
+        for other in keys[:place]:
+            if f"{key}/".startswith(f"{other}/") or f"{other}/".startswith(f"{key}/"):
+                return Fault(f"{other!r} and {key!r} have arrays in common", "one encoder for each array")
+    return None
+
+
 class Network(Model):
     """The policy's network: a built-in kind, or your own."""
 
     exactly_one: ClassVar[tuple[str, ...]] = ("mlp", "cnn", "impala_cnn", "custom")
+    rules: ClassVar[tuple[CrossFieldRule, ...]] = (
+        CrossFieldRule(
+            at="encoders",
+            check=_encoders_have_an_mlp,
+            cel="!has(self.encoders) || size(self.encoders) == 0 || has(self.mlp)",
+            message="must be unset without mlp, in which encoders join",
+        ),
+        CrossFieldRule(
+            at="encoders",
+            check=_keys_are_apart,
+            cel="!has(self.encoders)"
+            " || self.encoders.all(a, self.encoders.exists_one(b, (a.key + '/').startsWith(b.key + '/')))",
+            message="must be one for each array of the observation",
+        ),
+    )
 
     mlp: Mlp | None = None
     cnn: Cnn | None = None
     impala_cnn: ImpalaCnn | None = None
     custom: CustomNetwork | None = None
     """A network of your own, given by its factory."""
+    encoders: Annotated[tuple[KeyEncoder, ...], Field(strict=False, max_length=16)] = ()
+    """Layers of their own for parts of a Dict or Tuple observation, such as an image beside numbers. ``mlp`` takes
+    their outputs and all other arrays. By default it takes all arrays as they are."""
     recurrent: Recurrent | None = None
     """A recurrent layer behind ``mlp``, ``cnn`` or ``impalaCnn``. By default the policy depends on the present
     observation alone."""
 
     @property
     def takes_an_image(self) -> bool:
-        """Whether a built-in network is convolutional."""
-        return self.cnn is not None or self.impala_cnn is not None
+        """Whether a built-in network is convolutional, or a part of it."""
+        of_keys = any(encoder.mlp is None for encoder in self.encoders)
+        return self.cnn is not None or self.impala_cnn is not None or of_keys
+
+    @property
+    def acts_without_torch(self) -> bool:
+        """Whether workers evaluate the network without torch: all its layers are dense, but for a recurrent one."""
+        return self.mlp is not None and not self.takes_an_image
 
     @property
     def state_sizes(self) -> dict[str, int]:

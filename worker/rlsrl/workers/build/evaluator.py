@@ -191,19 +191,9 @@ def _require_same_network(
 
 
 def _network_shapes(plan: EvaluationPlan, env_spec: EnvSpec) -> Shapes:
-    """Return the shapes of the network's parameters by name. Without torch for ``mlp``: its evaluators may lack it."""
-    if plan.network.mlp is not None:
-        mlp = plan.network.mlp
-        return mlp_shapes(
-            env_spec,
-            mlp.hidden_sizes,
-            outputs=plan.outputs,
-            layer_norm=mlp.layer_norm,
-            dueling=mlp.dueling,
-            quantiles=mlp.quantiles,
-            share_layers=mlp.share_layers,
-            recurrent=plan.network.recurrent,
-        )
+    """Return the shapes of the network's parameters by name. Without torch where the network acts without."""
+    if plan.network.acts_without_torch:
+        return mlp_shapes(env_spec, plan.network, outputs=plan.outputs)
     return _torch_policy(plan, env_spec).layout.shapes
 
 
