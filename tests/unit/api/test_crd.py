@@ -88,6 +88,20 @@ def test_no_rule_reads_free_json() -> None:
     assert num_free > 3
 
 
+def test_no_rule_compares_an_item_with_what_it_was() -> None:
+    """The API server does not know which item of a list it was, and refuses a definition with such a rule."""
+    in_lists = [rule["rule"] for path, part in parts(SCHEMA) if "[]" in path for rule in _rules(part)]
+    assert in_lists
+    assert not [rule for rule in in_lists if "oldSelf" in rule]
+    encoders = next(part for path, part in parts(SCHEMA) if path == "spec.policy.network")
+    assert any("self.encoders == oldSelf.encoders" in rule["rule"] for rule in _rules(encoders))
+
+
+def _rules(part: dict[str, Any]) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = part.get("x-kubernetes-validations", [])
+    return found
+
+
 def test_every_default_is_legal_by_itself() -> None:
     assert faults_of_defaults(SCHEMA) == []
 

@@ -139,8 +139,11 @@ def of_model(model: type[Model], on_edit: OnEdit | None = None) -> Schema:
     return _translated(inlined(model.model_json_schema(by_alias=True)), model.__name__, on_edit)
 
 
-def _translated(found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
-    """Return the structural schema of one of pydantic's, whose references are inlined."""
+def _translated(found: Schema, path: str, on_edit: OnEdit | None, *, is_in_list: bool = False) -> Schema:
+    """Return the structural schema of one of pydantic's, whose references are inlined.
+
+    ``is_in_list``: the API server does not know what an item was before an edit. The rule of the list forbids edits.
+    """
     on_edit = found.get(ON_EDIT, on_edit)
     if unknown := set(found) - _KEPT - _OTHERWISE:
         raise NotStructural(f"{path}: a CRD has no keyword for {sorted(unknown)}")
@@ -161,8 +164,8 @@ def _translated(found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
     if kind == "array":
         made |= _list(found, path, of_members)
     if kind == "object":
-        made |= _map(found, path, of_members)
-    if rules := [*found.get(CEL_RULES, ()), *_immutable(found, of_members)]:
+        made |= _map(found, path, of_members, is_in_list=is_in_list)
+    if rules := [*found.get(CEL_RULES, ()), *(() if is_in_list else _immutable(found, of_members))]:
         made["x-kubernetes-validations"] = [rule.to_json() for rule in rules]
     if "default" in found:
         made["default"] = _beyond_defaults(found["default"], made)
@@ -172,16 +175,19 @@ def _translated(found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
 def _list(found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
     if "maxItems" not in found or "items" not in found:
         raise NotStructural(f"{path}: a list needs a bound (max_length) and a type")
-    made: Schema = {"items": _translated(found["items"], f"{path}[]", on_edit)}
+    made: Schema = {"items": _translated(found["items"], f"{path}[]", on_edit, is_in_list=True)}
     if "x-kubernetes-list-type" in found:
         made["x-kubernetes-list-type"] = found["x-kubernetes-list-type"]
         made["x-kubernetes-list-map-keys"] = [found["x-list-key"]]
     return made
 
 
-def _map(found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
+def _map(found: Schema, path: str, on_edit: OnEdit | None, *, is_in_list: bool) -> Schema:
     if "properties" in found:
-        members = {name: _translated(each, f"{path}.{name}", on_edit) for name, each in found["properties"].items()}
+        members = {
+            name: _translated(each, f"{path}.{name}", on_edit, is_in_list=is_in_list)
+            for name, each in found["properties"].items()
+        }
         return {"properties": members, **({"required": [*found["required"]]} if "required" in found else {})}
     if not isinstance(found.get("additionalProperties"), dict):
         return {}
@@ -189,7 +195,8 @@ def _map(found: Schema, path: str, on_edit: OnEdit | None) -> Schema:
         raise NotStructural(f"{path}: a map needs a bound (max_length)")
     if found.get("propertyNames", {}).keys() - {"type"}:
         raise NotStructural(f"{path}: a CRD cannot restrict a map's keys")
-    return {"additionalProperties": _translated(found["additionalProperties"], f"{path}.*", on_edit)}
+    values = _translated(found["additionalProperties"], f"{path}.*", on_edit, is_in_list=is_in_list)
+    return {"additionalProperties": values}
 
 
 def _immutable(found: Schema, on_edit: OnEdit | None) -> Iterator[CelRule]:
