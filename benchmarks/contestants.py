@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import yaml
 from environments import WITHOUT_VELOCITIES
-from figures import RLSRL, SAMPLE_FACTORY, SINGLE_FILE, SINGLE_FILE_COMPILED, STABLE_BASELINES3, Point
+from figures import JAX, RLSRL, SAMPLE_FACTORY, SINGLE_FILE, SINGLE_FILE_COMPILED, STABLE_BASELINES3, Point
 from greedy import PlayedVersions
 from peer_environments import python_of, requirements_of
 from profiles import RunProfile
@@ -213,6 +213,8 @@ class Peer:
     """The name of its pins, if another peer has the same."""
     env_ids: tuple[str, ...] = ()
     """Environments that it supports. Empty: all."""
+    workloads: tuple[str, ...] = ()
+    """Names of those that it takes part in. Empty: all that it can."""
     python: Callable[[str], Path] = python_of
     """Returns the Python of a peer's environment, by the peer's name."""
     end_signal: signal.Signals = signal.SIGTERM
@@ -234,6 +236,8 @@ class Peer:
         """Return why it has no such program or environment, or None."""
         if workload.program not in self.programs:
             return f"{self.name} is not measured with {workload.program}"
+        if self.workloads and workload.name not in self.workloads:
+            return f"{self.name} is measured only in {', '.join(self.workloads)}"
         if not self.env_ids or workload.env_id in self.env_ids:
             return None
         return f"{self.name} is measured only on {', '.join(self.env_ids)}: its Gymnasium has no {workload.env_id}"
@@ -333,6 +337,13 @@ PEERS: tuple[Peer, ...] = (
         ways=(("--serial",), *_workers(*UP_TO_CORES)),
         waiting_ways=_workers(8, 16),  # a worker waits for its environments one after the other
         env_ids=("CartPole-v1", "ALE/Pong-v5", WITHOUT_VELOCITIES),
+        is_optional=True,
+    ),
+    Peer(
+        name=JAX,
+        programs={"ppo": ("jax_ppo.py",)},
+        ways=tuple(("--threads", str(threads)) for threads in UP_TO_CORES),
+        workloads=("W1", "W1N", "B1", "B1N"),
         is_optional=True,
     ),
 )

@@ -7,7 +7,7 @@ used the machine. Without enough quiet rounds there is no result.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ SINGLE_FILE = "single-file"
 SINGLE_FILE_COMPILED = "single-file-compiled"
 """The single file with its losses compiled by ``torch.compile``."""
 SAMPLE_FACTORY = "sample-factory"
+JAX = "jax"
+"""A single file whose environments are compiled, too."""
 QUIET_SHARE = 0.03
 """Largest share of the machine that other programs may use during a turn: with two cores, 6 % of one."""
 COUNTS_FROM = 0.9
@@ -100,9 +102,11 @@ def quiet_rounds(rounds: Iterable[Round]) -> list[Round]:
     return [round_ for round_ in rounds if round_.is_quiet]
 
 
-def counted_peers(figures: Mapping[str, float], *, less_is_better: bool = False) -> dict[str, float]:
-    """Return the figures of rlsrl's peers: all other contestants, but not a badly written single file."""
-    peers = {name: figure for name, figure in figures.items() if name != RLSRL}
+def counted_peers(
+    figures: Mapping[str, float], *, less_is_better: bool = False, apart: Collection[str] = ()
+) -> dict[str, float]:
+    """Return the figures of rlsrl's peers: no contestants that are ``apart``, and no badly written single file."""
+    peers = {name: figure for name, figure in figures.items() if name != RLSRL and name not in apart}
     if SINGLE_FILE in peers and STABLE_BASELINES3 in peers:
         ratio = peers[SINGLE_FILE] / peers[STABLE_BASELINES3]
         if (1 / ratio if less_is_better else ratio) < COUNTS_FROM:
@@ -110,9 +114,11 @@ def counted_peers(figures: Mapping[str, float], *, less_is_better: bool = False)
     return peers
 
 
-def ratio_of(figures: Mapping[str, float], *, less_is_better: bool = False) -> float | None:
+def ratio_of(
+    figures: Mapping[str, float], *, less_is_better: bool = False, apart: Collection[str] = ()
+) -> float | None:
     """Return rlsrl's figure over the best peer's in the same round, or None if one is missing."""
-    peers = counted_peers(figures, less_is_better=less_is_better)
+    peers = counted_peers(figures, less_is_better=less_is_better, apart=apart)
     if not peers or RLSRL not in figures:
         return None
     best = min(peers.values()) if less_is_better else max(peers.values())
@@ -120,7 +126,12 @@ def ratio_of(figures: Mapping[str, float], *, less_is_better: bool = False) -> f
 
 
 def verdict(
-    rounds: Sequence[Round], *, wanted: int, less_is_better: bool = False, limit: float | None = None
+    rounds: Sequence[Round],
+    *,
+    wanted: int,
+    less_is_better: bool = False,
+    limit: float | None = None,
+    apart: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the result of the rounds.
 
@@ -129,15 +140,19 @@ def verdict(
         wanted: Quiet rounds that a result needs.
         less_is_better: Whether figures are seconds.
         limit: The highest possible figure, if there is one.
+        apart: Contestants that are no peers: with other environments than the workload's. Their ratios are kept apart.
     """
     counted = quiet_rounds(rounds)
     if len(counted) < wanted:
         return {"verdict": TOO_FEW_ROUNDS if rounds and len(counted) == len(rounds) else NO_QUIET_RUN}
     names = sorted({turn.contestant for round_ in counted for turn in round_.turns})
     spreads = {name: Spread.of(figures) for name in names if (figures := _figures(counted, name))}
-    peers = counted_peers({name: spread.median for name, spread in spreads.items()}, less_is_better=less_is_better)
+    medians = {name: spread.median for name, spread in spreads.items()}
+    peers = counted_peers(medians, less_is_better=less_is_better, apart=apart)
     ratios = [
-        ratio for round_ in counted if (ratio := ratio_of(round_.figures, less_is_better=less_is_better)) is not None
+        ratio
+        for round_ in counted
+        if (ratio := ratio_of(round_.figures, less_is_better=less_is_better, apart=apart)) is not None
     ]
     if len(ratios) < wanted:
         without = [name for name in names if len(_figures(counted, name)) < wanted]
@@ -155,9 +170,17 @@ def verdict(
     if less_is_better:
         # Seeds differ by more than programs do, so medians are compared. Ratios of single seeds are only reported.
         result["ratio"]["median"] = spreads[RLSRL].median / spreads[fastest].median
+    if beside := {name: _ratios(counted, name) for name in apart if name in spreads}:
+        result["apart"] = {name: asdict(Spread.of(ratios)) for name, ratios in beside.items() if ratios}
     if limit is not None:
         result["of_the_limit"] = {name: spread.median / limit for name, spread in spreads.items()}
     return result
+
+
+def _ratios(rounds: Iterable[Round], name: str) -> list[float]:
+    """Return rlsrl's figure over that of another contestant, of the rounds that have both."""
+    found = (round_.figures for round_ in rounds)
+    return [figures[RLSRL] / figures[name] for figures in found if RLSRL in figures and name in figures]
 
 
 def _figures(rounds: Iterable[Round], name: str) -> list[float]:

@@ -42,7 +42,7 @@ def home_of(peer: str) -> Path:
 
 
 def python_of(peer: str) -> Path:
-    """Return the Python of the peer's environment. Makes the environment if missing: minutes, and 5 GB of disk.
+    """Return the Python of the peer's environment. Makes the environment if missing: minutes, and 5 GB with PyTorch.
 
     Raises:
         PeerUnavailable: pip cannot install the pins with this Python.
@@ -50,9 +50,8 @@ def python_of(peer: str) -> Path:
     home = home_of(peer)
     python = home / "bin" / "python"
     if not (home / COMPLETE).exists():
-        print(
-            f"{peer}: making its environment in {home}, once (PyTorch: a download of 3 GB)", file=sys.stderr, flush=True
-        )
+        size = " (PyTorch: a download of 3 GB)" if "torch==" in requirements_of(peer).read_text() else ""
+        print(f"{peer}: making its environment in {home}, once{size}", file=sys.stderr, flush=True)
         venv.create(home, with_pip=True, clear=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         done = subprocess.run(

@@ -39,6 +39,10 @@ recommended settings: the training step is compiled, the acting weights are up t
 images (W2, B2, R2, G2) computes in bfloat16. Peers compute in float32, uncompiled, as their users run them. Among them
 only Sample Factory acts while it trains.
 
+`jax` is a single file in which JAX compiles environment, policy and update into one program, in the manner of PureJaxRL
+(Lu et al. 2022). It is a peer in W1N and B1N, where everyone may step environments as fast as they can. In W1 and B1
+all others step Gymnasium's environment, so that its figure stands apart: it shows what a compiled environment allows.
+
 *Others used* is the largest share of the machine's processor time that other programs used during a turn. It is a
 difference of two clocks, so it may be slightly negative."""
 ORIGIN = """\
@@ -271,10 +275,16 @@ def _row(workload: Workload, result: Result | None) -> tuple[str, ...]:
         workload.title,
         _amount(figures[RLSRL]["median"]) + unit + _beside(result, RLSRL),
         f"{peer} {_amount(figures[peer]['median'])}{unit}{_beside(result, peer)}",
-        f"**{ratio['median']:.2f}** ({ratio['low']:.2f} to {ratio['high']:.2f}){better}",
+        f"**{ratio['median']:.2f}** ({ratio['low']:.2f} to {ratio['high']:.2f}){better}{_apart(result)}",
         f"{result['others']:.1%}",
         result["machine"]["processor"],
     )
+
+
+def _apart(result: Result) -> str:
+    """Return the ratios to contestants that are no peers of the workload."""
+    found = result.get("apart", {}).items()
+    return "".join(f"; {ratio['median']:.2f} of {name}'s" for name, ratio in found)
 
 
 def _beside(result: Result, name: str) -> str:

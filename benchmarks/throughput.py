@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from contestants import Contestant
-from figures import Turn, verdict
+from figures import JAX, Round, Turn, verdict
 from lineup import line_up
 from results import document, log
 from rounds import play
@@ -37,4 +37,9 @@ def measure(workload: Workload, contestants: Sequence[Contestant], *, wanted: in
         return throughput_turn(contestant, workload, setting, window_seconds=workload.window_seconds)
 
     played = play(list(lineup.contestants), turn, wanted=wanted, log=log, began=lineup.began)
-    return document(workload, played, verdict(played, wanted=wanted, limit=workload.latency_limit), lineup)
+    return document(workload, played, _verdict(workload, played, wanted), lineup)
+
+
+def _verdict(workload: Workload, played: Sequence[Round], wanted: int) -> dict[str, Any]:
+    apart = () if workload.vectorization == "native" else (JAX,)
+    return verdict(played, wanted=wanted, limit=workload.latency_limit, apart=apart)

@@ -367,9 +367,15 @@ _ALL = (
     PpoWorkload(name="B1", title="CartPole 64 x 64, minibatch 1024, 1 epoch", **_B1),
     PpoWorkload(
         name="B1N",
-        title="B1, natively vectorised where supported",
+        title="B1, environments vectorised or compiled where supported",
         vectorization="native",
         **{**_B1, "actors": 1},  # one step of 64 lanes costs half of two steps of 32
+    ),
+    PpoWorkload(
+        name="W1N",
+        title="W1, environments vectorised or compiled where supported",
+        vectorization="native",
+        **_W1,
     ),
     PpoWorkload(name="W2", title="Pong 8 x 128, minibatch 256, 4 epochs", **_W2),
     PpoWorkload(name="B2", title="Pong 16 x 64, minibatch 512, 1 epoch", **_B2),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from contestants import OUTPUT, PEERS, RUN, ContestantFailed, Rlsrl
-from figures import SAMPLE_FACTORY, SINGLE_FILE, SINGLE_FILE_COMPILED
+from figures import JAX, SAMPLE_FACTORY, SINGLE_FILE, SINGLE_FILE_COMPILED
 from peer_environments import REQUIREMENTS, cache_folder, home_of
 from workloads import CORES, WORKLOADS
 
@@ -123,8 +123,18 @@ def test_a_peer_without_the_environment_names_it() -> None:
     why = peers[SAMPLE_FACTORY].unable(WORKLOADS["W3"])
     measured = "CartPole-v1, ALE/Pong-v5, CartPole-without-velocities"
     assert why == f"sample-factory is measured only on {measured}: its Gymnasium has no HalfCheetah-v5"
-    others = [peer for peer in PEERS if "ppo" in peer.programs and peer.name != SAMPLE_FACTORY]
+    others = [peer for peer in PEERS if "ppo" in peer.programs and peer.name not in (SAMPLE_FACTORY, JAX)]
     assert all(peer.unable(WORKLOADS["W3"]) is None for peer in others)
+
+
+def test_jax_takes_part_where_its_environment_is_the_same() -> None:
+    (jax,) = [peer for peer in PEERS if peer.name == JAX]
+    assert [name for name, workload in WORKLOADS.items() if jax.unable(workload) is None] == ["W1", "B1", "B1N", "W1N"]
+    assert jax.unable(WORKLOADS["R1"]) == "jax is measured only in W1, W1N, B1, B1N"
+    source = (REPOSITORY / "benchmarks" / "jax_ppo.py").read_text()
+    words = [word.removeprefix("--") for word in jax.inputs(WORKLOADS["W1N"], seed=1) if word.startswith("--")]
+    assert all(f'"--{word}"' in source or f'"{word}":' in source for word in words), words
+    assert [*jax.settings(WORKLOADS["B1N"])] == [("--threads", str(number)) for number in sorted({1, 2, CORES})]
 
 
 def test_rlsrl_is_started_as_a_user_starts_it(tmp_path: Path) -> None:
@@ -157,8 +167,9 @@ def test_pins_agree_with_this_environment(peer: str) -> None:
         return dict(re.findall(r"(?m)^([A-Za-z0-9_.-]+)==(\S+)$", path.read_text()))
 
     ours, theirs = pins(REPOSITORY / "constraints.txt"), pins(REQUIREMENTS / f"{peer}.txt")
-    assert {"torch", "numpy", "gymnasium"} <= theirs.keys()
+    telling = {"jax", "numpy"} if peer == JAX else {"torch", "numpy", "gymnasium"}
+    assert telling <= theirs.keys()
     shared = ("torch",) if peer == SAMPLE_FACTORY else tuple(theirs.keys() & ours.keys())
     assert {name: theirs[name] for name in shared} == {name: ours[name] for name in shared}
     (versions,) = [each.versions for each in PEERS if each.name == peer]
-    assert {"torch", "gymnasium"} <= versions.keys()
+    assert telling <= versions.keys()

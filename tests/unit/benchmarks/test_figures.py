@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from figures import (
+    JAX,
     NO_QUIET_RUN,
     QUIET_SHARE,
     RLSRL,
@@ -98,6 +99,21 @@ def test_three_quiet_rounds_are_a_result_with_its_spread() -> None:
     assert told["others"] == 0.0
     assert told["of_the_limit"][RLSRL] == 0.7
     assert told["megabytes"][RLSRL] == 100.0
+
+
+def test_a_contestant_that_is_no_peer_has_a_ratio_apart() -> None:
+    rounds = [
+        Round(turns=(turn(RLSRL, figure), turn(STABLE_BASELINES3, 10.0), turn(JAX, 200.0)))
+        for figure in (80.0, 100.0, 90.0)
+    ]
+    result = verdict(rounds, wanted=3, apart=[JAX])
+    assert (result["fastest_peer"], result["counted_peers"]) == (STABLE_BASELINES3, [STABLE_BASELINES3])
+    assert result["ratio"] == {"median": 9.0, "low": 8.0, "high": 10.0}
+    assert result["apart"] == {JAX: {"median": 0.45, "low": 0.4, "high": 0.5}}
+    among_peers = verdict(rounds, wanted=3)
+    assert (among_peers["fastest_peer"], among_peers["ratio"]["median"]) == (JAX, 0.45)
+    assert "apart" not in among_peers
+    assert "apart" not in verdict([round_of(80.0, 10.0)] * 3, wanted=3, apart=[JAX])
 
 
 def test_without_enough_quiet_rounds_there_is_no_result() -> None:

@@ -27,7 +27,7 @@ def told(workload: Workload) -> RLExperiment:
 
 
 def test_all_workloads_are_there_in_order() -> None:
-    names = "W1 B1 B1N W2 B2 W3 W4-16 W4-64 R1 RB1 R2 G2 L M1 M1G S1 D1 D2"
+    names = "W1 B1 B1N W1N W2 B2 W3 W4-16 W4-64 R1 RB1 R2 G2 L M1 M1G S1 D1 D2"
     assert list(WORKLOADS) == names.split()
     assert all(name == workload.name for name, workload in WORKLOADS.items())
 
