@@ -52,6 +52,10 @@ CASES = {
         DQN.replace("64", "128"), CAMERA, "      recurrent: {kind: gru, size: 32}", RATIO
     ),
     "replay": (DQN, CAMERA, "", RATIO),
+    "without torch, evaluator": (
+        PPO, "{key: picture, mlp: {hiddenSizes: [64]}}, {key: word, mlp: {hiddenSizes: [4]}}", "",
+        "  evaluators: {environments: 2, everyVersions: 1}",
+    ),
 }  # fmt: skip
 
 

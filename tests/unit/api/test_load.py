@@ -459,6 +459,14 @@ def test_overrides_change_fields_in_order() -> None:
         ("=3", "is not of the form path=value"),
         ("environment.factory=a:b", "spec.environment: has id and factory"),
         ("metadata.name.first=x", "metadata.name.first: is not a field of metadata.name"),
+        (
+            "policy.network.encoders.cnn.hiddenSize=8",
+            "encoders.cnn.hiddenSize: is a part of the list spec.policy.network.encoders\n    allowed: the whole ",
+        ),
+        ("policy.network.encoders[0].cnn.hiddenSize=8", "allowed: the whole list: spec.policy.network.encoders=[...]"),
+        ("policy.network.mlp.hiddenSizes[0]=8", "is a part of the list spec.policy.network.mlp.hiddenSizes"),
+        ("paused[0].role=actor", "is a part of the list spec.paused"),
+        ("environment.kwargs.levels[1]=8", "is a part of the list spec.environment.kwargs.levels"),
     ],
 )  # fmt: skip
 def test_the_error_of_a_wrong_override_quotes_it(override: str, problem: str) -> None:

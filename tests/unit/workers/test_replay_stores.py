@@ -62,12 +62,27 @@ LSTM = ["policy.network.recurrent={kind: lstm, size: 512}"]
 """Whose state takes as much as the observations of its rollouts of 16 steps."""
 
 
+CAMERAS = [
+    "policy.network={mlp: {}, encoders: [{key: left, cnn: {}}, {key: right, impalaCnn: {}}]}",
+    "algorithm.dqn.replay.capacity=5000",
+]
+TWO_IMAGES = EnvSpec(
+    observation={
+        "observation/left": ArraySpec(shape=(1, 84, 84), dtype="uint8"),
+        "observation/numbers": ArraySpec(shape=(64,), dtype="float32"),
+        "observation/right": ArraySpec(shape=(1, 84, 84), dtype="uint8"),
+    },
+    action=discrete_env_spec().action,
+)
+
+
 @pytest.mark.parametrize(
     ("overrides", "env_spec", "most"),
     [
         pytest.param([], discrete_env_spec(num_features=4), 10, id="CartPole"),
         pytest.param([], discrete_env_spec(num_features=64), 1.2, id="64 floats"),
         pytest.param(ATARI, IMAGES, 1.01, id="Atari"),
+        pytest.param(CAMERAS, TWO_IMAGES, 1.1, id="two images and numbers"),
         pytest.param(LSTM, discrete_env_spec(num_features=64), 1.2, id="LSTM"),
     ],
 )

@@ -21,6 +21,7 @@ Path = tuple[str | int, ...]
 
 
 _PLAIN_STEP = re.compile(r"[A-Za-z0-9_-]+")
+_INDEXED = re.compile(r"([^\[\]]+)((?:\[\d+\])+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +88,19 @@ def find(path: Path) -> FieldInfo | None:
     return field
 
 
-def parse_path(text: str) -> tuple[str, ...]:
-    """Return the path that a user wrote with dots. The prefix ``spec.`` is optional."""
-    steps = tuple(text.split(".")) if text else ()
+def parse_path(text: str) -> Path:
+    """Return the path that a user wrote with dots, and maybe indices: ``egress[0].to``. ``spec.`` is optional."""
+    steps = tuple(step for part in text.split(".") for step in _with_indices(part)) if text else ()
     if steps and find(steps[:1]) is None:
         return ("spec", *steps)
     return steps
+
+
+def _with_indices(part: str) -> Path:
+    match = _INDEXED.fullmatch(part)
+    if match is None:
+        return (part,)
+    return (match[1], *(int(index) for index in re.findall(r"\d+", match[2])))
 
 
 def known_part(path: Path) -> Path:

@@ -219,9 +219,26 @@ def _override(document: Document, override: str) -> Document:
         )
     elif find(path) is None:
         problem = _unknown_field(SourcePosition(source=source), path)
+    elif (whole := _list_on(path)) is not None:
+        problem = Problem(
+            place=SourcePosition(source=source),
+            path=show_path(path),
+            message=f"is a part of the list {show_path(whole)}",
+            allowed=f"the whole list: {show_path(whole)}=[...]",
+        )
     else:
-        return document.with_value(path, read_value(value, source, path))
+        steps = tuple(str(step) for step in path)
+        return document.with_value(steps, read_value(value, source, steps))
     return replace(document, problems=(*document.problems, problem))
+
+
+def _list_on(path: Path) -> Path | None:
+    """Return the path of a list that a path leads into, if it does."""
+    for length, step in enumerate(path[1:], start=1):
+        field = find(path[:length])
+        if isinstance(step, int) or (field is not None and field.schema.get("type") == "array"):
+            return path[:length]
+    return None
 
 
 def _explained(document: Document, details: ErrorDetails) -> Iterator[Problem]:

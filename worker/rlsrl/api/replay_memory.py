@@ -20,8 +20,8 @@ _IMAGE_SIZE = 84
 def assumed_store_bytes(spec: ExperimentSpec, role: str) -> int:
     """Return the bytes of the replay store of one worker of the role: a trainer's rank or a buffer worker.
 
-    0 for workers without a store. Observations are assumed to have 64 floats, or one byte a pixel of 84 x 84 where the
-    network is convolutional; ``environment.atari`` says the size. Images that ``frameStack`` stacks are kept once.
+    0 for workers without a store. Observations are assumed to have 64 floats, or one byte a pixel of 84 x 84 for each
+    image that the network takes; ``environment.atari`` says the size. Images that ``frameStack`` stacks are kept once.
     """
     settings = spec.algorithm.chosen.draws_from
     if settings is None or role != (BUFFER if spec.keeps_in_buffers else TRAINER):
@@ -35,4 +35,5 @@ def assumed_store_bytes(spec: ExperimentSpec, role: str) -> int:
 def _frame_bytes(spec: ExperimentSpec) -> int:
     if (atari := spec.environment.atari) is not None:
         return atari.screen_size**2
-    return _IMAGE_SIZE**2 if spec.policy.network.takes_an_image else _VECTOR_BYTES
+    network = spec.policy.network
+    return network.num_images * _IMAGE_SIZE**2 + (_VECTOR_BYTES if network.mlp or network.custom else 0)

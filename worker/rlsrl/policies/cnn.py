@@ -111,16 +111,23 @@ class CnnHeads(NatureCnn, ABC):
         """Return the head that is needed to act, [N, A], for features [N, hidden_size]."""
 
     def prepared_actor(self) -> Callable[[Observation], Tensor]:
-        """Return the actor. In bfloat16 it casts the body's weights once: autocast would cast them at each call.
-
-        Autocast computes norms in float32, so that a body with norms cannot be cast.
-        """
-        if self._has_norms:
-            return lambda observation: self.of_actions(self.features(observation))
+        """Return the actor. In bfloat16 it casts the body's weights once: autocast would cast them at each call."""
         body, dtype = self.body, torch.float32
         if self._in_bfloat16:
-            body, dtype = copy.deepcopy(self.body).bfloat16(), torch.bfloat16
-        return lambda observation: self.of_actions(body(self._image(observation, dtype)).float())
+            body, dtype = copy.deepcopy(self.body), torch.bfloat16
+            for layer in body:
+                if isinstance(layer, nn.Conv2d | nn.Linear):
+                    layer.bfloat16()
+        if not (self._in_bfloat16 and self._has_norms):
+            return lambda observation: self.of_actions(body(self._image(observation, dtype)).float())
+
+        def act(observation: Observation) -> Tensor:
+            image = self._image(observation, dtype)
+            with torch.autocast(image.device.type, dtype):  # it decides how norms are computed
+                features: Tensor = body(image)
+            return self.of_actions(features.float())
+
+        return act
 
 
 class NatureCnnPolicy(CnnHeads):
@@ -236,10 +243,10 @@ def image_of(env_spec: EnvSpec, at: str, *, smallest: int) -> tuple[str, int, in
             return path, *spec.shape
     advice = "environment.frameStack stacks images [height, width] as channels"
     if len(env_spec.observation) > 1:
-        advice = "policy.network.encoders has layers for each key, beside mlp"
+        advice = "policy.network.encoders, beside mlp, has a cnn or impalaCnn for one key each"
     raise ConfigurationError(
-        f"{at} needs one uint8 image [channels, height, width] of at least {smallest} x {smallest} pixels; the "
-        f"observation is {described}. {advice}"
+        f"{at} needs one uint8 image [channels, height, width] of at least {smallest} x {smallest} pixels, and gets "
+        f"{described}. {advice}"
     )
 
 

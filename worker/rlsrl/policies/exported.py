@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -366,23 +367,27 @@ class ExportedActor:
     def _num_inputs(self, paths: Sequence[str]) -> int:
         return sum(self.observation[path].num_features for path in paths)
 
-    @property
+    @cached_property
     def parts(self) -> tuple[ExportedEncoder, ...]:
         """What the first of ``layers`` takes, in order: encoders, and each other array as one without layers.
 
         Raises:
-            ValueError: an encoder takes no arrays, or such as do not follow each other in the observation.
+            ValueError: an encoder takes no arrays of its own, or such as do not follow each other in the observation.
         """
         by_path = {encoder.paths[:1]: encoder for encoder in self.encoders}
-        parts, left = [], tuple(self.observation)
-        while left:
-            part = by_path.pop(left[:1], ExportedEncoder(paths=left[:1], layers=()))
-            if left[: len(part.paths)] != part.paths:
-                raise ValueError(f"an encoder takes {[*part.paths]}, which do not follow each other in {[*left]}")
+        parts, paths, place = [], tuple(self.observation), 0
+        while place < len(paths):
+            first = paths[place : place + 1]
+            part = by_path.pop(first, ExportedEncoder(paths=first, layers=()))
+            end = place + len(part.paths)
+            if paths[place:end] != part.paths:
+                raise ValueError(f"an encoder takes {[*part.paths]}, which do not follow each other in the observation")
             parts.append(part)
-            left = left[len(part.paths) :]
+            place = end
         if by_path:
             raise ValueError(f"encoders of {[*by_path]} take no arrays of {[*self.observation]}")
+        if len({encoder.paths[:1] for encoder in self.encoders}) < len(self.encoders):
+            raise ValueError("two encoders take the same arrays")
         return tuple(parts)
 
     @property

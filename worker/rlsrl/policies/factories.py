@@ -62,7 +62,7 @@ def built_in(network: Network, outputs: NetworkOutputs) -> BuiltIn:
     options = {option: kwargs.pop(option) for option in VALUE_OPTIONS if option in kwargs}
     encoder: Encoder = partial(_ENCODERS[name], **kwargs)
     if network.encoders:
-        parts = {each.key: _encoder_of_key(each, number) for number, each in enumerate(network.encoders)}
+        parts = {each.key: _encoder_of_key(each) for each in network.encoders}
         encoder = partial(JoinedEncoder, encoders=parts, **kwargs)
     make: Callable[[EnvSpec], nn.Module]
     if network.recurrent is not None:
@@ -81,9 +81,9 @@ def _chosen(layers: Network | KeyEncoder) -> str:
     return next(name for name in _ENCODERS if getattr(layers, name) is not None)
 
 
-def _encoder_of_key(encoder: KeyEncoder, number: int) -> Encoder:
+def _encoder_of_key(encoder: KeyEncoder) -> Encoder:
     name = _chosen(encoder)
-    field = {} if name == "mlp" else {"at": f"policy.network.encoders[{number}].{to_camel(name)}"}
+    field = {} if name == "mlp" else {"at": f"policy.network.encoders: {encoder.key!r}: {to_camel(name)}"}
     return partial(_ENCODERS[name], **getattr(encoder, name).model_dump(), **field)
 
 

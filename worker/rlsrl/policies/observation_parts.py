@@ -11,6 +11,8 @@ from rlsrl.runtime.errors import ConfigurationError
 
 _ROOT = "observation/"
 """Begins the path of each array of a Dict or Tuple observation."""
+MOST_LISTED = 12
+"""Keys that an error lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +33,19 @@ def parts_of(observation: Mapping[str, ArraySpec], keys: Sequence[str]) -> list[
         keys: Those of arrays, or of nested observations, joined by slashes. They have no array in common.
 
     Raises:
-        ConfigurationError: the observation has no such key.
+        ConfigurationError: the observation has no such key, or others between the arrays of one.
     """
     by_key = [_below(key, observation) for key in keys]
-    for place, (key, paths) in enumerate(zip(keys, by_key, strict=True)):
+    order = list(observation)
+    for key, paths in zip(keys, by_key, strict=True):
         if not paths:
-            raise ConfigurationError(f"policy.network.encoders[{place}].key {key!r} {_unknown(key, observation)}")
+            raise ConfigurationError(f"policy.network.encoders: {key!r} {_unknown(key, observation)}")
+        first = order.index(paths[0])
+        if order[first : first + len(paths)] != paths:
+            raise ConfigurationError(
+                f"policy.network.encoders: {key!r} stands for {_listed(paths)}, which do not follow each other in the "
+                "observation: its keys with slashes are ambiguous, rename them"
+            )
     encoders = {path: place for place, paths in enumerate(by_key) for path in paths}
     parts: dict[str, ObservationPart] = {}
     for path in observation:
@@ -54,6 +63,14 @@ def _unknown(key: str, paths: Iterable[str]) -> str:
     known = [path.removeprefix(_ROOT) for path in paths if path.startswith(_ROOT)]
     if not known:
         return "is no key of the observation, which is one array: use mlp, cnn or impalaCnn without encoders"
-    near = difflib.get_close_matches(key, known, n=1)
+    steps = [each.split("/") for each in known]
+    nested = dict.fromkeys("/".join(each[:length]) for each in steps for length in range(1, len(each)))
+    near = difflib.get_close_matches(key.strip("/").removeprefix(_ROOT), [*nested, *known], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"is no key of the observation, which has {', '.join(map(repr, known))}{hint}"
+    return f"is no key that the network gets: {_listed(known)}{hint}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names for an error, the first of many."""
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(map(repr, names[:MOST_LISTED])) + more

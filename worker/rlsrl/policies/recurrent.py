@@ -18,7 +18,7 @@ from rlsrl.policies.exported import NUM_GATES, ExportedActor
 from rlsrl.policies.flat import FlatLayout
 from rlsrl.policies.networks import Heads, Observation, State, zeroed
 from rlsrl.policies.outputs import OUTPUTS
-from rlsrl.policies.shared import DenseEncoder, Encoder, in_preferred_layout, num_features_of
+from rlsrl.policies.shared import Encoder, exported_inputs, in_preferred_layout, num_features_of
 
 
 class RecurrentModule(nn.Module, ABC):
@@ -148,17 +148,16 @@ class RecurrentSharedNetwork(nn.Module):
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor | None:
         """Return the actor in its exported form, or None if the encoder has none."""
-        if not isinstance(self.encoder, DenseEncoder):
+        if (dense := exported_inputs(self.encoder, "encoder", layout)) is None:
             return None
-        if (encoders := self.encoder.export_inputs("encoder", layout)) is None:
-            return None
+        encoder, encoders = dense
         return export_recurrent(
-            self.encoder.layers,
+            encoder.layers,
             self.recurrent.kind,
             getattr(self.outputs, self.outputs.acting),
             names=("encoder.layers", "recurrent", f"outputs.{self.outputs.acting}"),
             layout=layout,
-            observation=self.encoder.specs,
+            observation=encoder.specs,
             encoders=encoders,
             **self.outputs.export_options("outputs"),
         )

@@ -90,19 +90,27 @@ class SharedNetwork(nn.Module):
 
     def export_actor(self, layout: FlatLayout) -> ExportedActor | None:
         """Return the actor in its exported form, or None if the encoder has none."""
-        if not isinstance(self.encoder, DenseEncoder):
+        if (dense := exported_inputs(self.encoder, "encoder", layout)) is None:
             return None
-        if (encoders := self.encoder.export_inputs("encoder", layout)) is None:
-            return None
+        encoder, encoders = dense
         return export_shared(
-            self.encoder.layers,
+            encoder.layers,
             getattr(self.outputs, self.outputs.acting),
             names=("encoder.layers", f"outputs.{self.outputs.acting}"),
             layout=layout,
-            observation=self.encoder.specs,
+            observation=encoder.specs,
             encoders=encoders,
             **self.outputs.export_options("outputs"),
         )
+
+
+def exported_inputs(
+    encoder: nn.Module, name: str, layout: FlatLayout
+) -> tuple[DenseEncoder, Sequence[ExportedEncoder]] | None:
+    """Return an encoder that has an exported form, with what comes before its dense layers, or None for another."""
+    if not isinstance(encoder, DenseEncoder) or (inputs := encoder.export_inputs(name, layout)) is None:
+        return None
+    return encoder, inputs
 
 
 def in_preferred_layout(encoder: nn.Module, observation: Observation) -> Observation:

@@ -301,8 +301,8 @@ class ActionValueSettings(AlgorithmSettings):
 class PqnSpec(ActionValueSettings, MinibatchSettings):
     """Parallelised Q-learning (Gallici et al. 2024): Q-learning with neither a replay buffer nor a target network.
 
-    For discrete actions. The network should normalise its layers: ``policy.network.mlp.layerNorm``. Actors choose a
-    random action with the probability ``epsilon``, else the best one.
+    For discrete actions. The network should normalise its layers: ``layerNorm`` of ``mlp``, ``cnn`` or ``impalaCnn``.
+    Actors choose a random action with the probability ``epsilon``, else the best one.
     """
 
     optimizer: OptimizerName = "radam"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic.alias_generators import to_camel
 
 from rlsrl.api.model import INTEGRAL, Arguments, Model
 from rlsrl.api.rules import CrossFieldRule, Fault
@@ -45,7 +46,7 @@ class Mlp(DenseLayers):
     within 1 / sqrt(inputs), PyTorch's default."""
     dueling: bool = False
     """For algorithms that learn the values of actions: whether these are the sum of the observation's value and of each
-    action's advantage, each by layers of its own (Wang et al. 2016)."""
+    action's advantage, each by layers of its own (Wang et al. 2016), or by a last layer where layers are shared."""
     quantiles: Annotated[int, Field(ge=1, le=1000), INTEGRAL] = 1
     """Quantiles of each action's return that such a network learns (Dabney et al. 2018). 1: its value alone."""
 
@@ -113,7 +114,7 @@ class KeyEncoder(Model):
     exactly_one: ClassVar[tuple[str, ...]] = ("mlp", "cnn", "impala_cnn")
 
     key: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=256, examples=["camera"])]
-    """The key of a Dict observation, or the place in a Tuple, from 0. Slashes lead further into nested ones:
+    """The key of a Dict observation, or the place in a Tuple, from ``"0"``. Slashes lead further into nested ones:
     ``arm/camera``. A key of a nested Dict or Tuple stands for all its arrays."""
     mlp: DenseLayers | None = None
     cnn: CnnLayers | None = None
@@ -151,7 +152,7 @@ class CustomNetwork(Model):
 def _encoders_have_an_mlp(network: Network) -> Fault | None:
     if not network.encoders or network.mlp is not None:
         return None
-    return Fault("join in mlp, and the network is another one", "unset, or with mlp")
+    return Fault(f"join in mlp, and the network is {to_camel(network.kind)}", "unset, or with mlp")
 
 
 def _keys_are_apart(network: Network) -> Fault | None:
@@ -159,8 +160,12 @@ def _keys_are_apart(network: Network) -> Fault | None:
     for place, key in enumerate(keys):
         for other in keys[:place]:
             if f"{key}/".startswith(f"{other}/") or f"{other}/".startswith(f"{key}/"):
-                return Fault(f"{other!r} and {key!r} have arrays in common", "one encoder for each array")
+                return Fault(f"the keys {other!r} and {key!r} have arrays in common", "at most one encoder an array")
     return None
+
+
+def _by_key(encoders: tuple[KeyEncoder, ...]) -> tuple[KeyEncoder, ...]:
+    return tuple(sorted(encoders, key=lambda encoder: encoder.key))
 
 
 class Network(Model):
@@ -179,7 +184,7 @@ class Network(Model):
             check=_keys_are_apart,
             cel="!has(self.encoders)"
             " || self.encoders.all(a, self.encoders.exists_one(b, (a.key + '/').startsWith(b.key + '/')))",
-            message="must be one for each array of the observation",
+            message="at most one for each array of the observation",
         ),
     )
 
@@ -188,23 +193,32 @@ class Network(Model):
     impala_cnn: ImpalaCnn | None = None
     custom: CustomNetwork | None = None
     """A network of your own, given by its factory."""
-    encoders: Annotated[tuple[KeyEncoder, ...], Field(strict=False, max_length=16)] = ()
+    encoders: Annotated[
+        tuple[KeyEncoder, ...],
+        Field(strict=False, max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-list-key": "key"}),
+        AfterValidator(_by_key),
+    ] = ()
     """Layers of their own for parts of a Dict or Tuple observation, such as an image beside numbers. ``mlp`` takes
-    their outputs and all other arrays. By default it takes all arrays as they are."""
+    their outputs and all other arrays. By default it takes all arrays as they are. The order of the list has no
+    meaning."""
     recurrent: Recurrent | None = None
     """A recurrent layer behind ``mlp``, ``cnn`` or ``impalaCnn``. By default the policy depends on the present
     observation alone."""
 
     @property
-    def takes_an_image(self) -> bool:
-        """Whether a built-in network is convolutional, or a part of it."""
-        of_keys = any(encoder.mlp is None for encoder in self.encoders)
-        return self.cnn is not None or self.impala_cnn is not None or of_keys
+    def kind(self) -> str:
+        """The name of the member that is set."""
+        return next(name for name in self.exactly_one if getattr(self, name) is not None)
+
+    @property
+    def num_images(self) -> int:
+        """The images that a built-in network takes by convolutional layers."""
+        return (self.kind in ("cnn", "impala_cnn")) + sum(encoder.mlp is None for encoder in self.encoders)
 
     @property
     def acts_without_torch(self) -> bool:
         """Whether workers evaluate the network without torch: all its layers are dense, but for a recurrent one."""
-        return self.mlp is not None and not self.takes_an_image
+        return self.mlp is not None and not self.num_images
 
     @property
     def state_sizes(self) -> dict[str, int]:
