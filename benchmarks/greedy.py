@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +15,7 @@ from rlsrl.api.placement import PARAMETERS
 from rlsrl.api.role_configs import POLICY_NAME
 from rlsrl.data.inference import RolloutRequest
 from rlsrl.data.version import Version
+from rlsrl.envs.mujoco import log_mujoco_warnings
 from rlsrl.parameters.database import BlobParameterDB
 from rlsrl.parameters.protocols import Parameters, VersionInfo
 from rlsrl.policies.exported import ExportedActor
@@ -71,6 +74,9 @@ def mean_return(actor: ExportedActor, parameters: Parameters, env_id: str, *, ep
     """
     policy = NumpyPolicy(actor)
     policy.load(parameters)
+    with contextlib.suppress(ImportError):  # else it writes its warnings into a file in the working folder
+        importlib.import_module("mujoco")
+    log_mujoco_warnings()
     envs = [environments.make(env_id) for _ in range(episodes)]
     returns, running = np.zeros(episodes), [*range(episodes)]
     observations = [env.reset(seed=seed + number)[0] for number, env in enumerate(envs)]
