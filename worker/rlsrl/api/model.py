@@ -172,6 +172,11 @@ class Model(BaseModel):
     rules: ClassVar[tuple[CrossFieldRule, ...]] = ()
     """Rules over several fields of the model, members included."""
 
+    @property
+    def member(self) -> str:
+        """The name of the union's member that is set."""
+        return next(name for name in self.exactly_one if getattr(self, name) is not None)
+
     @model_validator(mode="wrap")
     @classmethod
     def _read(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:

@@ -55,7 +55,7 @@ _OF_NETWORK = {"share_layers", "initialization"}
 
 def built_in(network: Network, outputs: NetworkOutputs) -> BuiltIn:
     """Return what makes the network with these outputs, for a spec without ``custom``."""
-    name = _chosen(network)
+    name = network.member
     block = getattr(network, name)
     without = _OF_NETWORK if outputs == "actionValues" else _OF_NETWORK | _OF_OUTPUTS
     kwargs: dict[str, Any] = block.model_dump(exclude=without)
@@ -77,12 +77,8 @@ def built_in(network: Network, outputs: NetworkOutputs) -> BuiltIn:
     return BuiltIn(f"policy.network.{to_camel(name)}", make)
 
 
-def _chosen(layers: Network | KeyEncoder) -> str:
-    return next(name for name in _ENCODERS if getattr(layers, name) is not None)
-
-
 def _encoder_of_key(encoder: KeyEncoder) -> Encoder:
-    name = _chosen(encoder)
+    name = encoder.member
     field = {} if name == "mlp" else {"at": f"policy.network.encoders: {encoder.key!r}: {to_camel(name)}"}
     return partial(_ENCODERS[name], **getattr(encoder, name).model_dump(), **field)
 

@@ -590,7 +590,7 @@ class AlgorithmSpec(Model):
     @property
     def name(self) -> str:
         """The name of the block that is set."""
-        return next(name for name in self.exactly_one if getattr(self, name) is not None)
+        return self.member
 
     @property
     def chosen(self) -> AlgorithmSettings:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
-from pydantic.alias_generators import to_camel
 
-from rlsrl.api.model import INTEGRAL, Arguments, Model
+from rlsrl.api.model import INTEGRAL, Arguments, Model, yaml_name
 from rlsrl.api.rules import CrossFieldRule, Fault
 from rlsrl.api.spec.scalars import Attribute
 
@@ -152,7 +151,7 @@ class CustomNetwork(Model):
 def _encoders_have_an_mlp(network: Network) -> Fault | None:
     if not network.encoders or network.mlp is not None:
         return None
-    return Fault(f"join in mlp, and the network is {to_camel(network.kind)}", "unset, or with mlp")
+    return Fault(f"join in mlp, and the network is {yaml_name(network.member)}", "unset, or with mlp")
 
 
 def _keys_are_apart(network: Network) -> Fault | None:
@@ -206,14 +205,9 @@ class Network(Model):
     observation alone."""
 
     @property
-    def kind(self) -> str:
-        """The name of the member that is set."""
-        return next(name for name in self.exactly_one if getattr(self, name) is not None)
-
-    @property
     def num_images(self) -> int:
         """The images that a built-in network takes by convolutional layers."""
-        return (self.kind in ("cnn", "impala_cnn")) + sum(encoder.mlp is None for encoder in self.encoders)
+        return (self.member in ("cnn", "impala_cnn")) + sum(encoder.mlp is None for encoder in self.encoders)
 
     @property
     def acts_without_torch(self) -> bool:
